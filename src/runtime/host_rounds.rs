@@ -319,7 +319,7 @@ impl<M: RoundsMemory> HostRounds<M> {
 impl<M: RoundsMemory> HostRounds<M> {
     pub(crate) fn has_max_buffers(&mut self) -> bool {
         self.remove_dropped_buffers();
-        self.rounds.registry().own_buffer_count() >= BUFFERS_MAX
+        self.rounds.registry.own_buffer_count() >= BUFFERS_MAX
     }
 
     /// Registers one shared buffer of each rank: `own` is this rank's buffer, and `others` are the other ranks' buffers in rank
@@ -331,7 +331,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         alive: Weak<()>,
         others: Vec<RemoteBuffer>,
     ) -> Arc<AtomicBool> {
-        self.rounds.registry_mut().register(own, alive, others);
+        self.rounds.registry.register(own, alive, others);
         Arc::clone(&self.has_dropped_buffers)
     }
 
@@ -339,7 +339,7 @@ impl<M: RoundsMemory> HostRounds<M> {
     fn remove_dropped_buffers(&mut self) {
         let is_busy = self.is_busy();
         self.has_dropped_buffers.store(is_busy, Ordering::Relaxed);
-        self.rounds.registry_mut().unmap_dropped_buffers(is_busy);
+        self.rounds.registry.unmap_dropped_buffers(is_busy);
     }
 }
 

@@ -281,7 +281,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         match moved {
             TransferResult::Bytes(count) => {
                 link.counters.bytes_sent += count as u64;
-                link.has_opened = true;
                 outgoing.sent += count;
                 if outgoing.sent == HEADER_BYTES + payload.len() {
                     if let FramePayload::Segment(operation, _) = outgoing.payload {
@@ -301,7 +300,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
                 // The peer may have sent the root cause before the link was lost. So continue to read.
                 link.outgoing = None;
                 link.is_closed_for_sending = true;
-                if !link.is_readable() {
+                if matches!(link.incoming, IncomingFrame::Refused) {
                     link.handle_loss(peer, &detail, engine);
                 }
                 true
@@ -349,7 +348,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         match moved {
             TransferResult::Bytes(count) => {
                 link.counters.bytes_received += count as u64;
-                link.has_opened = true;
                 link.count_received(count);
                 link.handle_complete_frames(peer, engine, operations);
                 true

@@ -61,8 +61,6 @@ pub(crate) struct LinkIo {
     pub(crate) outgoing: Option<OutgoingFrame>,
     /// The payload of a segment that will be reduced. It is at most one segment long.
     pub(crate) scratch: AlignedBytes,
-    /// Whether a byte has been sent or received, which shows that the link was opened.
-    pub(crate) has_opened: bool,
     /// Whether the link is closed, or could not be opened.
     pub(crate) is_lost: bool,
     /// Whether this rank sends nothing more on the link.
@@ -232,7 +230,6 @@ impl LinkIo {
             header_filled: 0,
             outgoing: None,
             scratch: AlignedBytes::default(),
-            has_opened: false,
             is_lost: false,
             is_closed_for_sending: false,
             counters: LinkBytes { peer, bytes_sent: 0, bytes_received: 0 },
@@ -242,7 +239,8 @@ impl LinkIo {
     /// Reports to the engine that the link is lost, or that it could not be opened.
     pub(crate) fn handle_loss(&mut self, peer: Rank, detail: &str, engine: &mut Engine) {
         self.is_lost = true;
-        if self.has_opened {
+        let LinkBytes { bytes_sent, bytes_received, .. } = self.counters;
+        if bytes_sent > 0 || bytes_received > 0 {
             engine.handle_lost_link(peer, detail);
         } else {
             engine.handle_unopened_link(peer, detail);
@@ -253,11 +251,6 @@ impl LinkIo {
     pub(crate) fn refuse(&mut self, peer: Rank, detail: String, engine: &mut Engine) {
         engine.report_misbehavior(peer, detail);
         self.incoming = IncomingFrame::Refused;
-    }
-
-    /// Returns whether this rank continues to read from the link after a send has failed.
-    pub(crate) fn is_readable(&self) -> bool {
-        !matches!(self.incoming, IncomingFrame::Refused)
     }
 
     /// Counts `count` received bytes, first for the payload and then for the next header.

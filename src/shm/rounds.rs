@@ -48,7 +48,7 @@ pub struct ShmRounds<M = Segment> {
     /// The last round that all other ranks have posted, as far as this rank knows.
     posted_by_all: u64,
     next_post: NextPost,
-    registry: BufferRegistry,
+    pub registry: BufferRegistry,
 }
 
 /// The posts of all ranks. A thread can look for posts while another thread uses the [`ShmRounds`].
@@ -144,14 +144,6 @@ impl<M: RoundsMemory> ShmRounds<M> {
     /// Returns this rank's number among the ranks that share the memory.
     pub fn rank(&self) -> usize {
         self.rank
-    }
-
-    pub fn registry(&self) -> &BufferRegistry {
-        &self.registry
-    }
-
-    pub fn registry_mut(&mut self) -> &mut BufferRegistry {
-        &mut self.registry
     }
 
     /// Returns the round that all other ranks must have posted before this rank writes a payload of `bytes` bytes for `round`.

@@ -13,7 +13,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -63,25 +62,6 @@ impl<S: Write> AcceptedConnection<S> {
     }
 }
 
-/// A process that the listener refused, because the process belongs to another job or has different options.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RefusedRank {
-    /// The rank that the process claims to be, or `None` if the process has not sent a rank.
-    claimed: Option<Rank>,
-    host: IpAddr,
-    reason: String,
-}
-
-impl fmt::Display for RefusedRank {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { claimed, host, reason } = self;
-        match claimed {
-            Some(rank) => write!(f, "a process at {host} that says it is rank {rank} was refused: {reason}"),
-            None => write!(f, "a process at {host} was refused: {reason}"),
-        }
-    }
-}
-
 /// A connection that another process has opened, and whose handshake is in progress.
 struct IncomingHandshake<S> {
     stream: S,
@@ -109,8 +89,8 @@ pub struct IncomingConnections<S> {
     /// The time of the last call of [`IncomingConnections::expire`].
     expired_at: Duration,
     pub(super) log: RefusalLog,
-    /// The first refused processes, at most [`REFUSED_RANKS_MAX`].
-    refused: VecDeque<RefusedRank>,
+    /// Descriptions of the first refused processes that claim to belong to a job, at most [`REFUSED_RANKS_MAX`].
+    refused: Vec<String>,
     late_reply: Option<LateReplyFunction>,
     /// The connections on which the reply to a late rank has been sent.
     replied: VecDeque<S>,
@@ -126,7 +106,7 @@ impl<S: Read + Write> IncomingConnections<S> {
             expected: BTreeSet::new(),
             expired_at: Duration::ZERO,
             log: RefusalLog::default(),
-            refused: VecDeque::new(),
+            refused: Vec::new(),
             late_reply: None,
             replied: VecDeque::new(),
         }
@@ -177,9 +157,9 @@ impl<S: Read + Write> IncomingConnections<S> {
         std::iter::from_fn(|| self.take(ConnectionPurpose::IsolatedLink(group))).collect()
     }
 
-    /// Returns the first refused processes, each process once, at most `REFUSED_RANKS_MAX` processes.
-    pub fn refused_ranks(&self) -> impl Iterator<Item = &RefusedRank> {
-        self.refused.iter()
+    /// Returns descriptions of the first refused processes, because they belong to another job or have different options.
+    pub fn refused_ranks(&self) -> &[String] {
+        &self.refused
     }
 
     /// From now on, sends the bytes that `reply(rank)` returns to each rank that connects to the rendezvous, and to those ranks
@@ -293,10 +273,10 @@ impl<S: Read + Write> IncomingConnections<S> {
             // The process is another program, for example a port scanner.
             _ => return,
         };
-        let refused = RefusedRank { claimed, host, reason };
-        if !self.refused.contains(&refused) {
-            self.refused.push_back(refused);
-            self.refused.truncate(REFUSED_RANKS_MAX);
+        let claim = claimed.map(|rank| format!(" that says it is rank {rank}")).unwrap_or_default();
+        let refused = format!("a process at {host}{claim} was refused: {reason}");
+        if self.refused.len() < REFUSED_RANKS_MAX && !self.refused.contains(&refused) {
+            self.refused.push(refused);
         }
     }
 

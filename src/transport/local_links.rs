@@ -120,15 +120,17 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         self.local = None;
     }
 
-    /// Sends through the queues from now on. All ranks of this host must have added their queues.
-    pub fn change_over(&mut self) {
-        let peers: Vec<Rank> =
-            self.local.iter().flat_map(|local| local.links.iter().map(|(peer, _)| peer)).collect();
-        for peer in peers {
-            if let Some((link, mut context)) = self.local_link(peer) {
+    /// Sends through the queues from now on. All ranks of this host must have added their queues. Returns the number of each of
+    /// these ranks in the signals.
+    pub fn change_over(&mut self) -> RankMap<usize> {
+        let mut numbers = RankMap::default();
+        for rank in (0..self.socket_bytes.len() as u32).map(Rank::new) {
+            if let Some((link, mut context)) = self.local_link(rank) {
                 link.begin_sending(&mut context);
+                numbers.insert(rank, link.index);
             }
         }
+        numbers
     }
 
     /// Returns whether wake bytes have been read since the last call. If another thread than the reader sleeps, the reader must

@@ -51,7 +51,6 @@ use crate::engine::{
 };
 use crate::observe::recorder::Recorder;
 use crate::transport::scheduling::request_short_slices;
-use crate::types::{Rank, RankMap};
 
 /// After the last group is closed: the maximum time for which the driver waits for operations that are still active.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -96,15 +95,11 @@ impl Driver {
         self.shared.lock()
     }
 
-    /// Sends to the other ranks of this host, which are `ranks` without `own`, through the queues from now on.
-    pub(crate) fn change_over_to_queues(&self, ranks: &[Rank], own: Rank) {
+    /// Sends to the other ranks of this host through the queues from now on.
+    pub(crate) fn change_over_to_queues(&self) {
         let mut core = self.shared.lock();
-        core.link_driver.transport.change_over();
+        let numbers = core.link_driver.transport.change_over();
         if let Some(signals) = core.link_driver.transport.signals() {
-            let mut numbers = RankMap::default();
-            for (number, &rank) in ranks.iter().filter(|&&rank| rank != own).enumerate() {
-                numbers.insert(rank, number);
-            }
             self.shared.local_peers.get_or_init(|| LocalPeers { signals, numbers });
         }
         // A message takes so little time that sleeping would take most of it.

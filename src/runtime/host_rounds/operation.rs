@@ -128,7 +128,7 @@ impl<M: RoundsMemory> HostRounds<M> {
     fn post(&mut self, round: u64, shm_operation: &mut ShmOperation, memory: &BufferAccess<'_>) {
         let exposable = memory.all_writable().filter(|_| shm_operation.execution.may_expose());
         let buffer_ref = exposable
-            .and_then(|bytes| self.rounds.registry().find_buffer_ref(bytes, shm_operation.element_bytes));
+            .and_then(|bytes| self.rounds.registry.find_buffer_ref(bytes, shm_operation.element_bytes));
         shm_operation.is_exposed |= buffer_ref.is_some();
         match buffer_ref {
             Some(buffer_ref) => self.rounds.post_exposed(round, &shm_operation.header, buffer_ref),
@@ -180,7 +180,7 @@ impl<M: RoundsMemory> HostRounds<M> {
     /// After a failure: makes the other ranks stop accessing the operation's buffer, which returns to its owner.
     pub(crate) fn stop_exposing(&mut self, shm_operation: &ShmOperation, memory: &BufferAccess<'_>) {
         if let Some(bytes) = memory.all_writable().filter(|_| shm_operation.is_exposed) {
-            self.rounds.registry_mut().stop_exposing(bytes);
+            self.rounds.registry.stop_exposing(bytes);
         }
     }
 }

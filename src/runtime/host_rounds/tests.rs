@@ -112,10 +112,10 @@ fn the_next_operation_removes_a_dropped_buffer() {
     drop((alive, own));
     has_dropped_buffers.store(true, Ordering::Release);
     begin(&mut host_rounds, &CollectiveSpec::Barrier);
-    assert_eq!(host_rounds.rounds.registry().own_buffer_count(), 1, "an operation is active");
+    assert_eq!(host_rounds.rounds.registry.own_buffer_count(), 1, "an operation is active");
     host_rounds.oldest_position = host_rounds.next_position;
     begin(&mut host_rounds, &CollectiveSpec::Barrier);
-    assert_eq!(host_rounds.rounds.registry().own_buffer_count(), 0);
+    assert_eq!(host_rounds.rounds.registry.own_buffer_count(), 0);
 }
 
 /// Regression test: a wrong stamp near the end of the ring buffer caused a panic, and one after the end a wait without end.

@@ -131,7 +131,7 @@ mod tests {
             let others = locations.iter().enumerate().filter(|(other, _)| *other != rank);
             let others = others.map(|(_, location)| RemoteBuffer::open(*location, length, &token).unwrap());
             let alive = Arc::new(());
-            rank_with_buffer.rounds.registry_mut().register(&mut buffer, Arc::downgrade(&alive), others);
+            rank_with_buffer.rounds.registry.register(&mut buffer, Arc::downgrade(&alive), others);
             rank_with_buffer.own = Some((buffer, alive));
         }
     }
@@ -174,20 +174,20 @@ mod tests {
         let mut ranks = ranks(1000);
         let RankWithBuffer { rounds, own } = &mut ranks[0];
         let (buffer, _) = own.as_ref().unwrap();
-        assert!(rounds.registry().find_buffer_ref(&buffer.bytes()[8..], 8).is_some());
+        assert!(rounds.registry.find_buffer_ref(&buffer.bytes()[8..], 8).is_some());
         assert!(
-            rounds.registry().find_buffer_ref(&buffer.bytes()[1000..], 8).is_some(),
+            rounds.registry.find_buffer_ref(&buffer.bytes()[1000..], 8).is_some(),
             "no bytes, at the end of the buffer"
         );
         assert!(
-            rounds.registry().find_buffer_ref(&buffer.bytes()[4..], 8).is_none(),
+            rounds.registry.find_buffer_ref(&buffer.bytes()[4..], 8).is_none(),
             "the bytes begin in the middle of an element"
         );
-        assert!(rounds.registry().find_buffer_ref(&vec![0u8; 1000], 8).is_none());
+        assert!(rounds.registry.find_buffer_ref(&vec![0u8; 1000], 8).is_none());
         *own = None;
-        assert_eq!(rounds.registry().own_buffer_count(), 1, "the buffer is removed later");
-        rounds.registry_mut().unmap_dropped_buffers(true);
-        assert_eq!(rounds.registry().own_buffer_count(), 0);
+        assert_eq!(rounds.registry.own_buffer_count(), 1, "the buffer is removed later");
+        rounds.registry.unmap_dropped_buffers(true);
+        assert_eq!(rounds.registry.own_buffer_count(), 0);
     }
 
     #[test]
@@ -196,9 +196,9 @@ mod tests {
         let (buffer, _) = ranks[0].own.take().unwrap();
         buffer.withdraw();
         drop(buffer);
-        ranks.iter_mut().for_each(|rank| rank.rounds.registry_mut().unmap_dropped_buffers(false));
+        ranks.iter_mut().for_each(|rank| rank.rounds.registry.unmap_dropped_buffers(false));
         let counts = |RankWithBuffer { rounds, .. }: &RankWithBuffer| {
-            (rounds.registry().own_buffer_count(), rounds.registry.others.len())
+            (rounds.registry.own_buffer_count(), rounds.registry.others.len())
         };
         assert_eq!(
             [counts(&ranks[0]), counts(&ranks[1])],
@@ -208,7 +208,7 @@ mod tests {
         register_buffer(&mut ranks, 64);
         let exposed = ranks[0].own.as_ref().unwrap().0.bytes();
         assert_eq!(
-            ranks[0].rounds.registry().find_buffer_ref(exposed, 1),
+            ranks[0].rounds.registry.find_buffer_ref(exposed, 1),
             Some(BufferRef { buffer: 1, offset: 0 }),
             "the new buffer has the next number"
         );
@@ -227,9 +227,9 @@ mod tests {
         let own = &mut own.as_mut().unwrap().0;
         own.bytes_mut().fill(3);
         let part = page + 100..3 * page;
-        rounds.registry_mut().stop_exposing(&own.bytes()[part.clone()]);
+        rounds.registry.stop_exposing(&own.bytes()[part.clone()]);
         // The second call includes pages that are private already.
-        rounds.registry_mut().stop_exposing(&own.bytes()[part.start - 10..part.end - page]);
+        rounds.registry.stop_exposing(&own.bytes()[part.start - 10..part.end - page]);
         ranks[1].rounds.write_exposed(0, 1, 0, &vec![9; 4 * page]);
         let bytes = ranks[0].own.as_ref().unwrap().0.bytes();
         assert!(bytes[part.clone()].iter().all(|&byte| byte == 3), "the other rank cannot write to the part");
