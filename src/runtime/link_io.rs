@@ -194,13 +194,15 @@ impl ActiveOperations {
         operation: OpId,
         range: &Range<usize>,
     ) -> Option<Range<usize>> {
-        let Some(active_operation) = self.active.get_mut(&operation) else { return Some(0..0) };
+        let Some(ActiveOperation { memory, element_bytes, .. }) = self.active.get_mut(&operation) else {
+            return Some(0..0);
+        };
         let count = engine.envelope(operation).map(|envelope| envelope.contract.count as usize);
-        if let Some(count) = count.filter(|&count| !active_operation.memory.allocate_for_message(count)) {
+        if let Some(count) = count.filter(|&count| !memory.allocate_for_message(count, *element_bytes)) {
             engine.abort(&format!("there is not enough memory for a message of {count} elements"));
             return None;
         }
-        Some(range.start * active_operation.element_bytes..range.end * active_operation.element_bytes)
+        Some(range.start * *element_bytes..range.end * *element_bytes)
     }
 
     /// Copies the message that an operation sends to this rank itself.

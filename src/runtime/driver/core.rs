@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::core_lock::{DrivenCore, PollProgress};
 use super::link_stages::{BlockId, LinkStages};
 use super::poll_time::PollTime;
+use super::recording::operation_start;
 use super::tasks::{OperationOutput, RoundsKey, ShmTask, StagedCollective, Submission};
 use crate::engine::{Envelope, Failure, NOTIFY_TIMEOUT, OpId, OperationRequest, Timestamp};
 use crate::observe::event::{EventNumber, EventStatus};
@@ -107,7 +108,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         submission: Submission,
         is_awaited: bool,
     ) -> Option<OpId> {
-        let event = self.record_submission(now, &request, &submission);
+        let start = || operation_start(&request, submission.direction(), now);
+        let event = self.recorder.as_ref().map(|recorder| recorder.submit(&start()));
         let begun = match submission {
             Submission::Collective(blocks, buffer_and_reduction, encoding)
                 if request.contract.algorithm == Algorithm::Hierarchy || encoding.is_some() =>
@@ -122,8 +124,12 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                 self.link_driver.receive_message(now, request, pattern, memory)
             }
         };
-        self.record_begin(event, begun.as_ref().ok().copied());
+        // If the core could not begin the operation, the job has failed, and the operation in its record is still active.
         let id = begun.ok()?;
+        if let (Some(recorder), Some(event)) = (&self.recorder, event) {
+            recorder.begin(event, recorder.now());
+            self.recorded.insert(id, event);
+        }
         self.active_ids.insert(id);
         self.busy_since.get_or_insert(now);
         self.shm_counters.does_core_count.store(true, Ordering::Relaxed);

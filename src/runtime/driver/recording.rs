@@ -10,7 +10,7 @@ use crate::transport::SocketTransport;
 use crate::types::Rank;
 
 impl Submission {
-    fn direction(&self) -> Direction {
+    pub(super) fn direction(&self) -> Direction {
         match self {
             Self::Collective(..) => Direction::Collective,
             Self::Send(to, _) => Direction::To(*to),
@@ -30,27 +30,6 @@ pub(super) fn operation_start(
 }
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
-    /// Records an operation that the program has submitted at the time `now`.
-    pub(super) fn record_submission(
-        &self,
-        now: Timestamp,
-        request: &OperationRequest,
-        submission: &Submission,
-    ) -> Option<EventNumber> {
-        let start = || operation_start(request, submission.direction(), now);
-        self.recorder.as_ref().map(|recorder| recorder.submit(&start()))
-    }
-
-    /// Records that the core has begun an operation with the identifier `id`, or that it could not begin the operation.
-    pub(super) fn record_begin(&mut self, event: Option<EventNumber>, id: Option<OpId>) {
-        let (Some(recorder), Some(event)) = (&self.recorder, event) else { return };
-        if let Some(id) = id {
-            recorder.begin(event, recorder.now());
-            self.recorded.insert(id, event);
-        }
-        // If the core could not begin the operation, the job has failed, and the operation in its record is still active.
-    }
-
     pub(super) fn record_end(&mut self, id: OpId, status: EventStatus) {
         if let (Some(recorder), Some(event)) = (&self.recorder, self.recorded.remove(&id)) {
             recorder.finish(event, status);

@@ -31,10 +31,7 @@ pub(crate) enum Submission {
 /// A collective, and the kernels with which it reduces.
 pub(crate) type SpecAndKernels<'a> = (&'a CollectiveSpec, Option<Kernels>);
 
-/// What [`HostRounds::run_short`] has done for a collective that goes on as a [`BlockingCollective`].
-///
-/// [`HostRounds::run_short`]: crate::runtime::host_rounds::HostRounds::run_short
-/// [`BlockingCollective`]: super::blocking::BlockingCollective
+/// What a short call has done that goes on as a `BlockingCollective`.
 #[derive(Default)]
 pub(crate) struct BegunShort {
     /// Whether this rank has posted.

@@ -223,9 +223,8 @@ pub(crate) trait ThreadedDriver: Sized {
     }
 }
 
-/// Operations that a waiting thread drives until this guard is dropped. While a thread waits for asynchronous operations, this
-/// thread drives the operations, and polls before it sleeps. When the thread stops waiting, the progress thread drives the
-/// operations again. The progress thread never polls, to leave the processor to the program's computation.
+/// Operations that a waiting thread drives until this guard is dropped. It polls before it sleeps. The progress thread drives
+/// the operations before and after, and never polls, to leave the processor to the program's computation.
 pub(crate) struct TakeoverGuard<'a, D: ThreadedDriver> {
     driver: &'a D,
     /// The operations that the progress thread drove before.

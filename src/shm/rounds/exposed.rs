@@ -60,9 +60,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.registry.check_location(rank, location, bytes, element_bytes).map(|()| Some(location))
     }
 
-    /// Returns the bytes in `range` of the part that `rank` has exposed in `round`. Call
-    /// [`ShmRounds::read_exposed_locations`] first. Returns `None` if `rank` has exposed nothing, or if this rank has
-    /// already posted the next round. Panics if `range` is not inside the part.
+    /// Returns the bytes in `range` of the part that `rank` has exposed in `round`, on the conditions of `exposed_address`.
+    /// Call [`ShmRounds::read_exposed_locations`] first.
     pub fn exposed_bytes(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<&[u8]> {
         let start = self.exposed_address(rank, round, range, false)?;
         // SAFETY: the bytes are inside the mapping. Until all ranks have posted the next round, each exposed byte is assigned
@@ -70,9 +69,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
         Some(unsafe { std::slice::from_raw_parts(start, range.len()) })
     }
 
-    /// Writes `bytes` to the part that `rank` has exposed in `round`, from byte `offset` of the part on. Does nothing if
-    /// `rank` has exposed nothing, or if this rank has already posted the next round. Panics if the bytes do not fit into the
-    /// part.
+    /// Writes `bytes` to the part that `rank` has exposed in `round`, from byte `offset` on. Does nothing, or panics, on the
+    /// conditions of `exposed_address`.
     pub fn write_exposed(&mut self, rank: usize, round: u64, offset: usize, bytes: &[u8]) {
         let range = offset..offset + bytes.len();
         let Some(start) = self.exposed_address(rank, round, &range, true) else { return };

@@ -131,9 +131,8 @@ impl BufferRegistry {
         (address - first <= own.length && own.alive.strong_count() > 0).then_some((first, own))
     }
 
-    /// Replaces all pages that contain any of `bytes` by private pages with the same content, because other ranks may still
-    /// write to the shared pages after this rank's operation has failed. During this call, other threads of this process
-    /// may use the other bytes of these pages.
+    /// Replaces all pages that contain any of `bytes` by private pages with the same content: other ranks may still write to
+    /// the shared pages after a failure. Meanwhile, other threads of this process may use the other bytes of these pages.
     pub fn stop_exposing(&mut self, bytes: &[u8]) {
         let Some((first, _)) = self.own_buffer_at(bytes) else { return };
         let Some(own) = self.own.get_mut(&first) else { return };

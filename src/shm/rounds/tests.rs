@@ -8,37 +8,6 @@ fn all_ranks(size: RoundsSize) -> Vec<ShmRounds> {
 }
 
 #[test]
-fn a_payload_can_be_read_from_its_post_until_the_reader_posts_the_next_round() {
-    let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 256 });
-    assert!(all_ranks[0].read_post(1, 1).is_none());
-    all_ranks[1].write_payload(1, 3, (0, b"one"));
-    assert!(all_ranks[0].read_post(1, 1).is_none(), "the payload has been written, but not posted");
-    all_ranks[1].post(1, &[9; HEADER_WORDS]);
-    let posted = all_ranks[0].read_post(1, 1).unwrap();
-    assert_eq!((posted.bytes(0..3), posted.header()), (Some(&b"one"[..]), [9; HEADER_WORDS]));
-    for round in 2..=LEAD_MAX {
-        assert!(all_ranks[1].may_write(round, 1));
-        all_ranks[1].post(round, &[0; HEADER_WORDS]);
-    }
-    assert!(
-        !all_ranks[1].may_write(LEAD_MAX + 1, 1),
-        "rank 0 has not posted round 1, so it may still read older headers"
-    );
-    all_ranks[0].post(1, &[0; HEADER_WORDS]);
-    assert!(all_ranks[1].may_write(LEAD_MAX + 1, INLINE_PAYLOAD_BYTES_MAX));
-    assert!(!all_ranks[1].may_write(LEAD_MAX + 1, INLINE_PAYLOAD_BYTES_MAX + 1));
-    assert!(all_ranks[1].may_write(SHORT_LEAD_MAX + 1, SHORT_PAYLOAD_BYTES_MAX));
-    assert!(!all_ranks[1].may_write(SHORT_LEAD_MAX + 1, SHORT_PAYLOAD_BYTES_MAX + 1));
-    assert!(all_ranks[0].read_post(1, 1).is_some(), "the next rounds use other headers");
-    all_ranks[0].post(2, &[0; HEADER_WORDS]);
-    assert!(
-        all_ranks[0].read_post(1, 1).is_none(),
-        "rank 0 has posted the next round, so it must not read the payload of round 1"
-    );
-    assert!(all_ranks[0].posts().header(1, 1).is_some());
-}
-
-#[test]
 #[should_panic(expected = "another rank may read this memory")]
 fn writing_memory_that_another_rank_may_read_panics() {
     let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 128 });
