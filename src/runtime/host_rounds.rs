@@ -134,8 +134,14 @@ impl<M: RoundsMemory> HostRounds<M> {
             Some(last) if last + 1 == self.programs.len() => {}
             Some(index) => self.programs[index..].rotate_left(1),
             None => {
+                let size = self.rounds.size();
+                let slots = SharedSlots {
+                    world: WorldSize::new(size.ranks as u32).expect("a shared memory has ranks"),
+                    rank: Rank::new(self.rounds.rank() as u32),
+                    slot_len: size.slot_bytes / element_bytes,
+                };
+                let program = Arc::new(plan(spec, slots, is_one_shot));
                 let key = ProgramKey { spec: spec.clone(), element_bytes, is_one_shot };
-                let program = Arc::new(self.make_program(&key));
                 if self.programs.len() == PROGRAMS_MAX {
                     self.programs.remove(0);
                 }
@@ -143,16 +149,6 @@ impl<M: RoundsMemory> HostRounds<M> {
             }
         }
         Arc::clone(&self.programs[self.programs.len() - 1].1)
-    }
-
-    fn make_program(&self, key: &ProgramKey) -> Program {
-        let size = self.rounds.size();
-        let slots = SharedSlots {
-            world: WorldSize::new(size.ranks as u32).expect("a shared memory has ranks"),
-            rank: Rank::new(self.rounds.rank() as u32),
-            slot_len: size.slot_bytes / key.element_bytes,
-        };
-        plan(&key.spec, slots, key.is_one_shot)
     }
 }
 

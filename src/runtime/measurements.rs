@@ -209,7 +209,7 @@ struct ProfileCounters {
     background: PartTimes,
 }
 
-/// Nanoseconds of each [`ProfilePart`].
+/// Nanoseconds of each [`ProfilePart`], in the order of its variants.
 type PartTimes = [AtomicU64; 4];
 
 thread_local! {
@@ -231,14 +231,9 @@ impl Meter {
     /// Returns the times that have been measured since the start of the job.
     pub(crate) fn profile(&self) -> Profile {
         let spent = |parts: &PartTimes| {
-            let time_of =
-                |part: ProfilePart| Duration::from_nanos(parts[part as usize].load(Ordering::Relaxed));
-            Spent {
-                send: time_of(ProfilePart::Send),
-                receive: time_of(ProfilePart::Receive),
-                reduce: time_of(ProfilePart::Reduce),
-                wait: time_of(ProfilePart::Wait),
-            }
+            let [send, receive, reduce, wait] =
+                parts.each_ref().map(|ns| Duration::from_nanos(ns.load(Ordering::Relaxed)));
+            Spent { send, receive, reduce, wait }
         };
         Profile { calls: spent(&self.0.calls), background: spent(&self.0.background) }
     }

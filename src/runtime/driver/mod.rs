@@ -254,12 +254,11 @@ impl Driver {
         for _ in 0..2 {
             core = self.shared.drive_once(core, now, Some(now));
         }
-        drop(core);
-        let found = self.shared.wait_until(Some(until), |core| match core.error() {
+        let (mut core, _, found) = self.shared.drive_until(core, Some(until), |core| match core.error() {
             Some(error) => Some(Err(error)),
             None => core.link_driver.engine().probe(&pattern).map(Ok),
         });
-        self.shared.lock().link_driver.set_probing(false);
+        core.link_driver.set_probing(false);
         found.transpose()
     }
 
@@ -326,7 +325,7 @@ impl Drop for Driver {
         }
         let shared = &self.shared;
         let until = shared.now() + FLUSH_TIMEOUT;
-        shared.wait_until(Some(until), |core| core.active_ids.is_empty().then_some(()));
+        drop(shared.drive_until(shared.lock(), Some(until), |core| core.active_ids.is_empty().then_some(())));
         shared.end_progress_thread();
         if let Some(thread) = self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
             // If a function of the user held the last handle, the progress thread itself drops the driver, and then ends.

@@ -144,7 +144,7 @@ impl DriverShared {
         })
     }
 
-    /// Like [`DriverShared::wait_until`]. Counts the time since `started` as time in which the caller has waited.
+    /// Like [`ThreadedDriver::drive_until`]. Counts the time since `started` as time in which the caller has waited.
     pub(super) fn wait_and_count<'a, R>(
         &'a self,
         core: LockedCore<'a>,
@@ -157,15 +157,6 @@ impl DriverShared {
         drop(span);
         core.statistics.exposed += ended.saturating_sub(started);
         found
-    }
-
-    /// Drives the event loop until `find` returns a value, or until the time `until`.
-    pub(super) fn wait_until<R>(
-        &self,
-        until: Option<Timestamp>,
-        find: impl FnMut(&mut Core) -> Option<R>,
-    ) -> Option<R> {
-        self.drive_until(self.lock(), until, find).2
     }
 
     /// Polls the posts, the queues and the sockets for the time `spin`. Returns whether there may be work.
