@@ -28,7 +28,7 @@ pub struct ExposedBuffer {
     /// This rank's mapping of the buffer.
     mapping: RemoteBuffer,
     /// The pages that replace the buffer's pages after a failure.
-    spare_pages: Option<SparePages>,
+    pub(super) spare_pages: Option<SparePages>,
 }
 
 impl ExposedBuffer {
@@ -39,11 +39,6 @@ impl ExposedBuffer {
         Ok(Self { mapping: RemoteBuffer { segment, length }, spare_pages })
     }
 
-    /// Removes and returns the pages that replace the buffer's pages after a failure.
-    pub(super) fn take_spare_pages(&mut self) -> Option<SparePages> {
-        self.spare_pages.take()
-    }
-
     /// Returns where other processes find the buffer, or `None` after [`ExposedBuffer::close_file`].
     pub fn location(&self) -> Option<SegmentLocation> {
         self.mapping.segment.location()
@@ -51,7 +46,7 @@ impl ExposedBuffer {
 
     /// Closes the file. No other process can open the buffer any more.
     pub fn close_file(&mut self) {
-        self.mapping.segment.close_file();
+        drop(self.mapping.segment.take_file());
     }
 
     /// Tells the other ranks that this rank will no longer expose the buffer.
@@ -73,7 +68,7 @@ impl ExposedBuffer {
 
     /// Returns the address of the mapping.
     pub(super) fn mapping_start(&self) -> usize {
-        self.mapping.segment.base().as_ptr().expose_provenance()
+        self.mapping.segment.base.as_ptr().expose_provenance()
     }
 }
 
@@ -103,12 +98,12 @@ impl RemoteBuffer {
 
     fn first_byte(&self) -> NonNull<u8> {
         // SAFETY: the mapping is at least as long as the header.
-        unsafe { self.segment.base().add(HEADER_BYTES) }
+        unsafe { self.segment.base.add(HEADER_BYTES) }
     }
 
     fn withdrawn_flag(&self) -> &AtomicU32 {
         // SAFETY: the flag is inside the mapping and aligned, and all processes access it only as an atomic.
-        unsafe { self.segment.base().add(WITHDRAWN_FLAG_OFFSET).cast::<AtomicU32>().as_ref() }
+        unsafe { self.segment.base.add(WITHDRAWN_FLAG_OFFSET).cast::<AtomicU32>().as_ref() }
     }
 }
 

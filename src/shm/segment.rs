@@ -27,7 +27,8 @@ pub struct SegmentLocation {
 
 /// A mapping of shared memory. When this value is dropped, the memory is unmapped.
 pub struct Segment {
-    base: NonNull<u8>,
+    /// The address of the first byte, which is the beginning of a page.
+    pub(super) base: NonNull<u8>,
     length: usize,
     /// The file, which stays open until all other processes have opened it.
     file: Option<OwnedFd>,
@@ -67,7 +68,7 @@ impl Segment {
             return Err(io::Error::other("the shared memory has another size"));
         }
         let mut segment = Self::map(file.into(), length)?;
-        segment.close_file();
+        segment.file = None;
         // SAFETY: the mapping is at least as long as the token. The creator wrote the token before it sent the location.
         let found = unsafe { segment.base.cast::<[u8; TOKEN_BYTES]>().read() };
         if found != *token {
@@ -86,23 +87,18 @@ impl Segment {
         segments
     }
 
-    /// Returns where other processes find the segment, or `None` after [`Segment::close_file`].
+    /// Returns where other processes find the segment, or `None` after [`Segment::take_file`].
     pub fn location(&self) -> Option<SegmentLocation> {
         let file = self.file.as_ref()?.as_raw_fd();
         Some(SegmentLocation { process: process::id(), file: u32::try_from(file).ok()? })
     }
 
-    /// Closes the file. No other process can open the segment any more, but all mappings stay.
-    pub fn close_file(&mut self) {
-        self.file = None;
-    }
-
-    /// Removes and returns the file. When the caller drops it, no other process can open the segment any more.
+    /// Removes and returns the file. When the caller drops it, no other process can open the segment any more. All mappings stay.
     pub fn take_file(&mut self) -> Option<OwnedFd> {
         self.file.take()
     }
 
-    /// Creates a second, private mapping of the memory. Call this method before [`Segment::close_file`]. Returns an error if
+    /// Creates a second, private mapping of the memory. Call this method before [`Segment::take_file`]. Returns an error if
     /// the operating system refuses the mapping, or if the file is closed.
     pub(super) fn map_spare_pages(&self) -> io::Result<SparePages> {
         let file = self.file.as_ref().ok_or(io::ErrorKind::NotConnected)?;
@@ -112,11 +108,6 @@ impl Segment {
         // SAFETY: the kernel chooses addresses that this process does not use. The size of the file is sealed.
         let base = unsafe { mmap(ptr::null_mut(), length, protection, flags, file, 0)? };
         Ok(SparePages { base: base.expose_provenance(), unused: std::iter::once(0..length).collect() })
-    }
-
-    /// Returns the address of the first byte, which is the beginning of a page.
-    pub(super) fn base(&self) -> NonNull<u8> {
-        self.base
     }
 
     fn map(file: OwnedFd, length: usize) -> io::Result<Self> {
@@ -330,7 +321,7 @@ mod tests {
         }
         assert!(Segment::open(location, 4096, &token).is_err(), "the size is wrong");
         assert!(Segment::open(location, 8192, &[8; TOKEN_BYTES]).is_err(), "the token is wrong");
-        one.close_file();
+        drop(one.take_file());
         assert!(one.location().is_none());
     }
 

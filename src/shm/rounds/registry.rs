@@ -91,7 +91,7 @@ impl BufferRegistry {
         let number = self.count;
         self.count += 1;
         self.others.insert(number, buffers);
-        let (mapping_start, spare) = (own.mapping_start(), own.take_spare_pages());
+        let (mapping_start, spare) = (own.mapping_start(), own.spare_pages.take());
         let bytes = own.bytes();
         let own_buffer = OwnBuffer { number, length: bytes.len(), mapping_start, spare, alive };
         self.own.insert(bytes.as_ptr().addr(), own_buffer);
