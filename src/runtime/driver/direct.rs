@@ -2,7 +2,7 @@
 //! of the engine, and a thread that waits for one polls only the queue of its sender, for a short time.
 
 use super::core::Core;
-use super::recording::operation_start;
+use super::tasks::operation_start;
 use super::threads::ThreadedDriver as _;
 use super::{Driver, Submission};
 use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};

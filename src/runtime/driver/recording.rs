@@ -1,33 +1,12 @@
-//! Records the operations of the core for the flight recorder and the timeline.
+//! Records the ends of operations and the failure of the job, for the flight recorder and the timeline.
 
 use super::core::Core;
-use super::tasks::Submission;
-use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
-use crate::observe::event::{Direction, EventNumber, EventStatus, OperationStart};
+use crate::engine::{Failure, OpId};
+use crate::observe::event::{EventNumber, EventStatus};
 use crate::runtime::error::Error;
 use crate::shm::RoundsMemory;
 use crate::transport::SocketTransport;
 use crate::types::Rank;
-
-impl Submission {
-    pub(super) fn direction(&self) -> Direction {
-        match self {
-            Self::Collective(..) => Direction::Collective,
-            Self::Send(to, _) => Direction::To(*to),
-            Self::Receive(pattern, _) => Direction::From(pattern.source),
-        }
-    }
-}
-
-/// Returns what is known of an operation when it is submitted.
-pub(super) fn operation_start(
-    request: &OperationRequest,
-    direction: Direction,
-    submitted: Timestamp,
-) -> OperationStart {
-    let OperationRequest { group, contract, site, .. } = *request;
-    OperationStart { group, contract, direction, site, submitted }
-}
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     pub(super) fn record_end(&mut self, id: OpId, status: EventStatus) {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
+use crate::observe::event::{Direction, OperationStart};
 use crate::reduce::Kernels;
 use crate::runtime::encoding::Encoding;
 use crate::runtime::host_rounds::operation::ShmOperation;
@@ -26,6 +27,27 @@ pub(crate) enum Submission {
     Send(Rank, Memory),
     /// The receive of a message that fits the pattern.
     Receive(Pattern, Memory),
+}
+
+impl Submission {
+    /// Returns the direction in which the operation moves data.
+    pub(super) fn direction(&self) -> Direction {
+        match self {
+            Self::Collective(..) => Direction::Collective,
+            Self::Send(to, _) => Direction::To(*to),
+            Self::Receive(pattern, _) => Direction::From(pattern.source),
+        }
+    }
+}
+
+/// Returns what is known of an operation when it is submitted.
+pub(super) fn operation_start(
+    request: &OperationRequest,
+    direction: Direction,
+    submitted: Timestamp,
+) -> OperationStart {
+    let OperationRequest { group, contract, site, .. } = *request;
+    OperationStart { group, contract, direction, site, submitted }
 }
 
 /// A collective, and the kernels with which it reduces.

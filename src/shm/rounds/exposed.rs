@@ -194,7 +194,9 @@ mod tests {
         let (buffer, _) = ranks[0].own.take().unwrap();
         buffer.withdraw();
         drop(buffer);
-        ranks.iter_mut().for_each(|rank| rank.rounds.registry.unmap_dropped_buffers(false));
+        for RankWithBuffer { rounds, .. } in &mut ranks {
+            rounds.registry.unmap_dropped_buffers(false);
+        }
         let counts = |RankWithBuffer { rounds, .. }: &RankWithBuffer| {
             (rounds.registry.own_buffer_count(), rounds.registry.others.len())
         };
