@@ -1,20 +1,18 @@
-//! The rounds of operations in shared memory. In each round, every rank of a host posts a header and a payload, which the
-//! other ranks read.
+//! The rounds of operations in shared memory. In each round, every rank of a host posts a header and a payload, which the other
+//! ranks read. To post, a rank writes the payload and the header, and then the number of the round, for which the other ranks
+//! wait.
 //!
 //! Every rank has [`HEADERS`] post headers, which it uses in turn. A payload of at most [`INLINE_PAYLOAD_BYTES_MAX`] bytes
 //! follows its header. A longer one of at most [`SHORT_PAYLOAD_BYTES_MAX`] bytes is in one of [`SHORT_CELLS`] cells, which are
-//! also used in turn. Even longer payloads are written one after another into the rank's ring buffer. To post, a rank writes
-//! the payload, and then the number of the round, for which the other ranks wait.
+//! also used in turn. Even longer payloads are written one after another into the ring buffer, which is larger than a
+//! processor's second-level cache: a write is slow if another processor still has the memory in its cache.
 //!
 //! A rank that has posted round r + 1 no longer reads payloads of round r. Before a rank posts round r + [`LEAD_MAX`], it
 //! compares its header with that of the next rank in round r. So a rank may post round r when all other ranks have posted round
 //! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. For a payload in a cell, all others must have
-//! posted round r - [`SHORT_LEAD_MAX`]. A payload in the ring buffer does not overlap the payload of the round before, but it may
-//! overlap earlier ones, so it has to wait until all other ranks have posted the round before. [`ShmRounds::may_write`] returns
-//! whether these conditions hold, and [`ShmRounds::write_payload`] panics if they do not hold.
-//!
-//! A write is slow if another processor has just read the same memory and still has the memory in its cache. The ring buffer
-//! is therefore larger than a processor's second-level cache.
+//! posted round r - [`SHORT_LEAD_MAX`]. A payload in the ring buffer may overlap earlier ones except that of the round before,
+//! so all others must have posted the round before. [`ShmRounds::may_write`] returns whether these conditions hold, and
+//! [`ShmRounds::write_payload`] panics if they do not hold.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -93,10 +93,9 @@ fn is_closed_by_peer(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
-/// Sends and receives a handshake's messages. Returns true if the handshake is complete, and false if more data must
-/// arrive. Each message fits into any socket buffer, and the two sides send in turn, so a write that would block is an
-/// error. The last message of a handshake is the acceptor's verdict. If the verdict accepts the connection, this function
-/// does not send the verdict: the caller sends it.
+/// Sends and receives a handshake's messages. Returns whether the handshake is complete; if not, more data must arrive. Each
+/// message fits into any socket buffer, and the two sides send in turn, so a write that would block is an error. The last
+/// message is the acceptor's verdict. The caller sends a verdict that accepts the connection.
 pub(crate) fn advance_handshake<S: Read + Write>(
     stream: &mut S,
     handshake: &mut dyn Handshake,

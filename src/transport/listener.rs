@@ -15,10 +15,9 @@ use super::handshake::Identity;
 use super::incoming::{IncomingConnections, PENDING_HANDSHAKES_MAX};
 use super::poller::{Event, FIRST_TOKEN, Poller};
 
-/// The maximum number of connections that one call of [`Listener::serve`] accepts. Without this limit, programs that
-/// connect again and again could prevent the listener from serving its other connections. The limit is lower than
-/// [`PENDING_HANDSHAKES_MAX`], so that a new connection stays open until the listener has read the connection's first
-/// message.
+/// The maximum number of connections that one call of [`Listener::serve`] accepts, so that it also serves its other
+/// connections. The limit is lower than [`PENDING_HANDSHAKES_MAX`], so that a new connection stays open until its first message
+/// has been read.
 const ACCEPTS_PER_SERVE_MAX: usize = 64;
 const _: () = assert!(ACCEPTS_PER_SERVE_MAX * 2 <= PENDING_HANDSHAKES_MAX);
 /// The pause after a failed attempt to accept a connection, for example because there was no free file descriptor.

@@ -1,12 +1,11 @@
 //! Links to the ranks of this host, whose bytes go through queues in shared memory.
 //!
-//! Every link begins on its socket. Each direction changes over to a queue on its own: the first entry of the queue says how
-//! many bytes of the link the sender has sent over the socket. The receiver reads so many bytes from the socket, and all further
-//! bytes from the queue. So a direction can change over at any time, even in the middle of a frame.
+//! Every link begins on its socket. Each direction changes over to a queue on its own, even in the middle of a frame: the first
+//! entry of the queue says how many bytes of the link the sender has sent over the socket. The receiver reads so many bytes
+//! from the socket, and all further bytes from the queue.
 //!
-//! After the change-over, the socket carries only bytes that wake the receiver ([`QueueSignals`]), and its end. The receiver
-//! drops these bytes. The end of the socket is the end of the link, after all entries of the queue have been read: the entries
-//! may contain the reason.
+//! After the change-over, the socket carries only bytes that wake the receiver ([`QueueSignals`]), which drops them, and its
+//! end. That is the end of the link, after all entries of the queue have been read: the entries may contain the reason.
 
 mod message;
 mod messages;

@@ -1,9 +1,8 @@
 //! A collective in shared memory that its caller executes itself, and for which it takes no lock unless it has to sleep.
 //!
-//! [`BlockingCollective`] is a state machine without clock, lock and threads, so simulations also run it. The caller polls the
-//! collective. If the collective waits for other ranks, the caller looks at their posts for a short time, and then sleeps until a
-//! socket has data: a peer that posts elements for a sleeping rank sends a wake frame to this rank. So a sleeping thread also
-//! notices that a peer has exited or that the job has failed.
+//! [`BlockingCollective`] is a state machine without clock, lock and threads, so simulations also run it. A caller that waits
+//! for other ranks looks at their posts for a short time, and then sleeps until a socket has data: a peer that posts for a
+//! sleeping rank sends a wake frame. So a sleeping thread also notices that a peer has exited or that the job has failed.
 
 use std::mem;
 use std::ops::DerefMut;

@@ -1,9 +1,6 @@
 //! The registered buffers: the buffers in shared memory that all ranks of a host have mapped. A rank *exposes* a part of its
-//! buffer: it posts the location of its elements instead of the elements. The other ranks then read and write the part in place,
-//! until each rank has posted that it is done.
-//!
-//! Before this rank reads or writes at a location that another rank has posted, this rank checks that the location is
-//! inside the buffer that this rank has mapped.
+//! buffer: it posts the location of its elements instead of the elements. The other ranks check that the location is inside the
+//! buffer that they have mapped, and then read and write the part in place, until each rank has posted that it is done.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

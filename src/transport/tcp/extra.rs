@@ -1,7 +1,6 @@
-//! Opens the extra connections of a link. All connections of a link except the first one are extra connections. The
-//! rank that dialed the link opens the extra connections once the first connection is established. Each extra
-//! connection has a separate handshake. If an extra connection cannot be opened, the link works without this
-//! connection.
+//! Opens the extra connections of a link: all connections except the first one. The rank that dialed the link opens them once
+//! the first connection is established. Each has a separate handshake. A link works without the connections that cannot be
+//! opened.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! Opens the links of an isolated group. They arrive on the port of the job: the rank that dials names the isolated group in the
-//! handshake, and the transport of the job, which has the port, passes the accepted connections to the transport of the group.
+//! Opens the links of an isolated group. They arrive on the port of the job: the rank that dials names the isolated group in
+//! the handshake, and the transport of the job passes the accepted connections to the transport of the group.
 //!
-//! Of two ranks, the lower rank of the group dials. The transport of the job refuses connections of an isolated group that it
-//! does not expect, so all ranks must have called [`TcpTransport::create_isolated`] before one of them dials.
+//! Of two ranks, the lower rank of the group dials. All ranks must have called [`TcpTransport::create_isolated`] before one of
+//! them dials, because the transport of the job refuses unexpected connections.
 
 use std::io;
 use std::time::Duration;
@@ -73,9 +73,9 @@ impl TcpTransport {
         self.listener.wait(now, Some(until), events)
     }
 
-    /// Adds the connections that the lower ranks of this isolated group have opened to the port of `job`. From now on, that port
-    /// refuses connections of this group. Returns an error if the operating system refuses to move a connection to the event
-    /// queue of this transport.
+    /// Adds the connections that the lower ranks of this isolated group have opened to the port of `job`, which refuses
+    /// connections of this group from now on. Returns an error if a connection cannot move to the event queue of this
+    /// transport.
     pub fn take_accepted_from(&mut self, job: &mut Self, now: Duration) -> io::Result<()> {
         let Some(group) = self.isolated.clone() else { return Ok(()) };
         for mut accepted in job.listener.incoming.take_isolated_links(group.id) {

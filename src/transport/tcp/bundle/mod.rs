@@ -1,12 +1,11 @@
-//! The connections of a link: one, or several. Several connections are faster than one in two cases: one connection cannot
-//! use the whole bandwidth of the network, or one processor core cannot process the data of one connection fast enough.
+//! The connections of a link: one, or several. Several connections are faster than one in two cases: one connection cannot use
+//! the whole bandwidth of the network, or one processor core cannot process the data of one connection fast enough.
 //!
 //! The caller sees one ordered stream of bytes. A single connection carries these bytes as they are. With several connections,
 //! the sender divides the stream into numbered [records](crate::wire::record). It writes a short record on the first connection
 //! that is writable, and a long record on the connection with the fewest bytes in its send buffer. The receiver reads the
-//! record with the next number directly into its destination. Later records stay in the kernel's receive buffers, except for at
-//! most 4 KiB that the receiver reads ahead on each connection. So a slow receiver makes the sender wait, as on a link with one
-//! connection.
+//! record with the next number directly into its destination. Later records stay in the kernel, except for at most 4 KiB that
+//! the receiver reads ahead on each connection. So a slow receiver makes the sender wait, as on a link with one connection.
 //!
 //! The link can be used as soon as one connection is open. The other connections are added later.
 
@@ -31,9 +30,8 @@ const SLICES_MAX: usize = 4;
 
 /// The first writable connection sends at most this many bytes as one record, without a check of the free space.
 const SHORT_SEND_BYTES_MAX: usize = 16 << 10;
-/// The lowest target length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. A record is shorter
-/// if the send buffer has less free space, or if the bytes are divided into records of equal length. With a lower target,
-/// there would be too many system calls. A segment of 256 KiB and its header fit into four records of this length.
+/// The lowest target length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send, to limit the number of
+/// system calls. A segment of 256 KiB and its header fit into four records of this length.
 const LONG_RECORD_BYTES_MIN: usize = (64 << 10) + 64;
 /// The maximum length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. With longer records,
 /// a segment would not be divided over the connections.
