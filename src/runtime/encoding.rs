@@ -37,7 +37,6 @@ pub(crate) struct EncodedBlock {
 struct ChunkPlace {
     /// The elements of the buffer of the call.
     elements: Range<usize>,
-    /// The keys for the encoding of the chunk.
     keys: RandomKeys,
 }
 

@@ -119,7 +119,6 @@ impl Error {
     }
 }
 
-/// Returns a sentence that says which element types a reduction takes.
 fn accepted_types(op: ReduceOp) -> &'static str {
     match op {
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => "it takes integers",

@@ -37,12 +37,14 @@ const PROGRAMS_MAX: usize = 32;
 /// One rank's part of the rounds in a shared memory.
 pub(crate) struct HostRounds<M = Segment> {
     rounds: ShmRounds<M>,
+    /// The world ranks that share the memory.
     members: Arc<[Rank]>,
     /// The numbers of the next rank and of all other ranks.
     next_rank: RankSet,
     other_ranks: RankSet,
     /// The number of the last round that this rank has completed.
     last_round: u64,
+    /// The positions of the next operation that is added, and of the oldest one that is not complete.
     next_position: u64,
     oldest_position: u64,
     /// The programs of the last different operations, the last one at the end.

@@ -43,7 +43,6 @@ pub struct LinkDriver<S, M> {
     probing_threads: usize,
 }
 
-/// The buffer and the reduction of an operation.
 pub struct BufferAndReduction {
     pub memory: Memory,
     /// The reduction functions; `None` for an operation without a reduction.
@@ -201,7 +200,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         moved && self.has_work()
     }
 
-    /// Sends the control frames that wait to be sent.
     pub fn send_control_frames(&mut self) {
         for index in 0..self.peers.len() {
             let peer = self.peers[index];

@@ -20,7 +20,6 @@ use crate::wire::{FrameHeader, FrameKind};
 /// Why a job fails if a reduction function of the program panics.
 pub(crate) const FUNCTION_PANICKED: &str = "the program's reduction function panicked";
 
-/// The buffer and the reduction of an active operation.
 pub(crate) struct ActiveOperation {
     pub(crate) memory: Memory,
     pub(crate) element_bytes: usize,
@@ -91,7 +90,6 @@ pub(crate) struct OutgoingFrame {
     pub(crate) sent: usize,
 }
 
-/// The payload of a frame that is being sent.
 pub(crate) enum FramePayload {
     /// A segment: these bytes of the operation's buffer.
     Segment(OpId, Range<usize>),

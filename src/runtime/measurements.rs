@@ -63,7 +63,6 @@ pub(crate) struct ShmCounters {
     pub(crate) does_core_count: AtomicBool,
 }
 
-/// Measures the time of one operation.
 pub(crate) struct OperationTimer {
     /// `None` if the operation is not timed.
     began: Option<Instant>,
@@ -79,7 +78,6 @@ impl OperationTimer {
         Self { began: is_timed.then(Instant::now), weight: if is_short { SAMPLE_INTERVAL as u32 } else { 1 } }
     }
 
-    /// Returns whether the operation is timed.
     pub(crate) fn is_timed(&self) -> bool {
         self.began.is_some()
     }
@@ -114,7 +112,6 @@ impl ShmCounters {
         }
     }
 
-    /// Adds the counters to `statistics`.
     pub(crate) fn add_to(&self, statistics: &mut Statistics) {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         statistics.operations += read(&self.operations);
@@ -223,7 +220,6 @@ pub(crate) fn mark_background_thread() {
 }
 
 impl Meter {
-    /// Switches the profile on or off.
     pub(crate) fn switch(&self, is_on: bool) {
         self.0.is_on.store(is_on, Ordering::Relaxed);
     }
@@ -292,7 +288,6 @@ impl Meter {
         }
     }
 
-    /// Runs `work` and adds its time to `part`.
     pub(crate) fn time<R>(&self, part: ProfilePart, work: impl FnOnce() -> R) -> R {
         let mut started = self.start();
         let result = work();

@@ -21,7 +21,9 @@ pub const TOKEN_BYTES: usize = 32;
 /// Where other processes of this host find a segment: the process that created the segment, and its file descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentLocation {
+    /// The id of the process.
     pub process: u32,
+    /// The number of the file descriptor in that process.
     pub file: u32,
 }
 
@@ -29,6 +31,7 @@ pub struct SegmentLocation {
 pub struct Segment {
     /// The address of the first byte, which is the beginning of a page.
     pub(super) base: NonNull<u8>,
+    /// The length of the mapping in bytes.
     length: usize,
     /// The file, which stays open until all other processes have opened it.
     file: Option<OwnedFd>,

@@ -25,7 +25,6 @@ impl Identity {
     }
 }
 
-/// The state of an outgoing handshake.
 pub enum DialProgress {
     /// The peer's machine has not accepted the connection yet.
     Connecting,
@@ -39,7 +38,6 @@ pub enum DialProgress {
     Failed(DialError),
 }
 
-/// Why an outgoing connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     /// The network failed, or the other end refused the connection.

@@ -107,7 +107,6 @@ impl Listener {
         &self.registry
     }
 
-    /// Returns a token that is not in use.
     pub fn new_token(&mut self) -> Token {
         self.next_token += 1;
         Token(self.next_token)

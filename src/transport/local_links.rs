@@ -72,7 +72,6 @@ struct LocalLink<M> {
     header_left: usize,
 }
 
-/// Where this rank receives the bytes of a link.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Receiving {
     Socket,
@@ -152,9 +151,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
             return link.send(&mut context, parts);
         }
         let sent = self.sockets.send(peer, parts);
-        if let (&TransferResult::Bytes(count), Some(bytes)) = (&sent, self.socket_bytes.get_mut(peer.index()))
-        {
-            bytes.sent += count as u64;
+        if let Some(socket_bytes) = self.socket_bytes.get_mut(peer.index()) {
+            socket_bytes.sent += sent.bytes().unwrap_or(0) as u64;
         }
         sent
     }
@@ -167,10 +165,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
             return link.receive(&mut context, parts);
         }
         let received = self.sockets.receive(peer, parts);
-        if let (&TransferResult::Bytes(count), Some(bytes)) =
-            (&received, self.socket_bytes.get_mut(peer.index()))
-        {
-            bytes.received += count as u64;
+        if let Some(socket_bytes) = self.socket_bytes.get_mut(peer.index()) {
+            socket_bytes.received += received.bytes().unwrap_or(0) as u64;
         }
         received
     }

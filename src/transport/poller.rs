@@ -16,7 +16,6 @@ const WAKER: Token = Token(1);
 /// The lowest token that the owner of a poller may give to a socket.
 pub(crate) const FIRST_TOKEN: usize = 2;
 
-/// An event on a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
     /// The token with which the socket was registered.

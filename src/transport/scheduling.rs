@@ -29,7 +29,6 @@ pub(crate) fn request_short_slices() -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Reads the scheduling attributes of the calling thread.
 fn read_attributes() -> io::Result<libc::sched_attr> {
     // Linux 3.14 and later accepts attributes of this size.
     let size = size_of::<libc::sched_attr>() as u32;

@@ -25,7 +25,6 @@ pub struct BufferRef {
     pub offset: u64,
 }
 
-/// The registered buffers of all ranks.
 pub struct BufferRegistry {
     rank: usize,
     /// The number of buffers that each rank has registered, including dropped buffers. The next buffer gets this number.
@@ -35,14 +34,12 @@ pub struct BufferRegistry {
     /// The buffers of the other ranks, by the number of the buffer and then by rank. A buffer stays mapped until its owner
     /// withdraws it.
     pub(super) others: BTreeMap<u64, Vec<Option<RemoteBuffer>>>,
-    /// The parts that the other ranks have exposed in one round.
     pub(super) exposed_parts: ExposedParts,
 }
 
 struct OwnBuffer {
     number: u64,
     length: usize,
-    /// The address of the mapping.
     mapping_start: usize,
     /// The pages that replace the buffer's pages after a failure.
     spare: Option<SparePages>,

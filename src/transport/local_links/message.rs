@@ -38,7 +38,6 @@ impl LocalMessage {
         [u64::from(self.group) | u64::from(self.tag) << 32, dtype | self.sequence << DTYPE_BITS]
     }
 
-    /// Returns the message that begins with an entry.
     #[inline]
     pub(super) fn from_entry(entry: &QueueMessage) -> Result<Self, QueueError> {
         let [group_and_tag, dtype_and_sequence] = entry.label;

@@ -16,7 +16,6 @@ use crate::transport::poller::Event;
 use crate::types::Rank;
 
 impl TcpTransport {
-    /// Returns whether other ranks can connect to this transport.
     pub fn has_port(&self) -> bool {
         self.listener.has_port()
     }

@@ -24,7 +24,6 @@ pub(crate) struct SendSpace {
     pub(crate) free: usize,
 }
 
-/// Reads the state of a socket's send buffer.
 pub(super) fn send_space<S: AsFd>(socket: &S) -> io::Result<SendSpace> {
     let mut values = [0u32; MEMINFO_VALUE_COUNT];
     read_option(socket, libc::SOL_SOCKET, SO_MEMINFO, bytemuck::cast_slice_mut(&mut values))?;
@@ -79,7 +78,6 @@ pub(super) fn set_pacing<S: AsFd>(socket: &S, bytes_per_second: u64) -> io::Resu
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Reads the rate that [`set_pacing`] has set.
 #[cfg(test)]
 pub(super) fn read_pacing<S: AsFd>(socket: &S) -> io::Result<u64> {
     let mut rate = 0u64;

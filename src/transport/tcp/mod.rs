@@ -51,7 +51,6 @@ pub struct IsolatedGroup {
     pub members: Arc<[Rank]>,
 }
 
-/// Links over TCP.
 pub struct TcpTransport {
     listener: Listener,
     rank: Rank,

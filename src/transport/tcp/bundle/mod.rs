@@ -77,7 +77,6 @@ impl Connection for TcpStream {
     }
 }
 
-/// A link with one or several connections.
 pub(crate) struct Bundle<P> {
     /// The connections by their number; `None` for a connection that is not open.
     streams: Vec<Option<Stream<P>>>,
@@ -122,7 +121,6 @@ struct PendingRecord {
     left: Option<usize>,
 }
 
-/// The state of the sending direction of a link.
 #[derive(Default)]
 struct SendState {
     next_record: u64,
@@ -142,7 +140,6 @@ struct PartialRecord {
     left: Option<usize>,
 }
 
-/// The state of the receiving direction of a link.
 #[derive(Default)]
 struct ReceiveState {
     /// The number of the record that is received next.
