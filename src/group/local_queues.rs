@@ -48,7 +48,7 @@ impl Group {
             log::info!("the ranks of this host exchange messages over TCP: {why}");
             return Ok(());
         }
-        job.driver.change_over_to_queues(&members, self.members[self.rank.index()]);
+        job.driver.change_over_to_queues();
         Ok(())
     }
 }

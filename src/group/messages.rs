@@ -8,8 +8,8 @@ use super::state::SharedJob;
 use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer, join};
 use crate::engine::{Envelope, OperationRequest, Pattern, SendMode};
 use crate::runtime::driver::{OperationOutput, Submission};
+use crate::runtime::error::Status;
 use crate::runtime::memory::{self, Memory};
-use crate::runtime::message_status::Status;
 use crate::types::{ANY_TAG, Contract, Element, Rank, Site, WorldSize};
 
 /// The sender of a message to receive.

@@ -193,7 +193,7 @@ impl Group {
         let shared = self.share_segment(HandoverBuffer::segment_bytes(count), HandoverBuffer::new);
         let Err(error) = shared else { return Ok(shared.ok()) };
         let why = error.reason()?;
-        log::info!("group {} sends long messages through its queues: {why}", self.id);
+        log::info!("group {} shares no memory for gradients: {why}", self.id);
         Ok(None)
     }
 

@@ -8,7 +8,6 @@ use mio::{Interest, Registry, Token};
 
 use super::registration::{RankRegistration, Registration, RegistrationStep};
 use super::{Member, Roster, StartError};
-use crate::transport::handshake::random_nonce;
 use crate::transport::poller::{FIRST_TOKEN, Poller};
 use crate::types::Rank;
 
@@ -33,7 +32,7 @@ pub fn register(
     loop {
         let now = started.elapsed();
         match state.advance(now, &name) {
-            RegistrationStep::Dial => state.dial(now, connect(registration, &sockets), random_nonce()),
+            RegistrationStep::Dial => state.dial(now, connect(registration, &sockets), rand::random()),
             RegistrationStep::Register(stream) => {
                 let local =
                     stream.local_addr().map_err(|error| registration.lost_error(&error.to_string()))?;

@@ -1,5 +1,4 @@
-//! The types of buffers that collectives and messages accept: slices, vectors and contiguous arrays; and access to the bytes of a
-//! buffer.
+//! The buffers that collectives and messages accept: slices, vectors and contiguous arrays.
 
 use std::ops::Range;
 
@@ -135,8 +134,7 @@ impl<'a> BufferAccess<'a> {
         self.input.len() + self.output.len()
     }
 
-    /// Returns a range of the bytes. Panics if the buffer ends before the range does, or the range begins in the input and ends
-    /// in the output.
+    /// Returns a range of the bytes. Panics unless the range is completely in the input or in the output.
     pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
         range_of(self.input, self.output, range).expect("the range is in the input or in the output")
     }
@@ -158,8 +156,7 @@ pub(super) fn range_of<'a>(input: &'a [u8], output: &'a [u8], range: Range<usize
     if range.end <= input.len() { input.get(range) } else { output.get(output_range(input.len(), &range)?) }
 }
 
-/// Converts a range of the whole buffer to a range of the output; `None` if the range begins in the input, which
-/// has `input_bytes` bytes.
+/// Converts a range of the whole buffer to a range of the output; `None` if the range begins in the input.
 fn output_range(input_bytes: usize, range: &Range<usize>) -> Option<Range<usize>> {
     Some(range.start.checked_sub(input_bytes)?..range.end.checked_sub(input_bytes)?)
 }

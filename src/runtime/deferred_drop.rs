@@ -5,7 +5,6 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
 
-/// Values of the user to drop.
 pub(crate) type Deferred = Option<Vec<Box<dyn Any + Send>>>;
 
 thread_local! {
@@ -17,7 +16,6 @@ thread_local! {
     static DEFERRED: RefCell<Vec<Box<dyn Any + Send>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Records that this thread has taken a core lock.
 #[inline]
 pub(crate) fn record_lock_taken() {
     LOCKS.set(LOCKS.get() + 1);
@@ -30,19 +28,16 @@ pub(crate) fn record_lock_released() -> Deferred {
     (LOCKS.get() == 0 && HAS_DEFERRED.take()).then(|| DEFERRED.take())
 }
 
-/// Returns whether this thread holds a core lock.
 pub(crate) fn holds_lock() -> bool {
     // A thread that is exiting has no thread-local variables and holds no lock.
     LOCKS.try_with(|locks| locks.get() > 0).unwrap_or(false)
 }
 
-/// Returns whether this thread has deferred drops.
 pub(crate) fn has_deferred_drops() -> bool {
     HAS_DEFERRED.get()
 }
 
-/// A value of the user. If a thread that holds a core lock drops this value, the thread drops the user's value later, after it
-/// has released the lock.
+/// A value of the user. A thread that holds a core lock drops it only after it has released the lock.
 pub(crate) struct UserValue<T: Send + 'static>(Option<T>);
 
 impl<T: Send + 'static> UserValue<T> {

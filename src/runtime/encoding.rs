@@ -15,7 +15,6 @@ use crate::reduce::Kernels;
 use crate::schedule::two_step::{ExchangedChunk, ExchangedSlice, TwoStepExchange};
 use crate::types::Rank;
 
-/// How a call encodes elements.
 #[derive(Clone, Debug)]
 pub(crate) struct Encoding {
     pub(crate) codec: Arc<dyn Codec>,
@@ -23,26 +22,21 @@ pub(crate) struct Encoding {
     pub(crate) kernels: Kernels,
     /// The number by which the reduction divides the sum of all contributions; 1 for a sum.
     pub(crate) divisor: u32,
-    /// This rank in the job.
     pub(crate) rank: Rank,
 }
 
-/// The exchange of one block, with its memory.
 pub(crate) struct EncodedBlock {
     encoding: Encoding,
     pub(crate) exchange: TwoStepExchange,
     pub(crate) elements: Memory,
     /// The index of the block's first element in the buffer of the call.
     start: usize,
-    /// Memory for decoded elements.
     scratch: Vec<f32>,
 }
 
-/// Where a chunk is.
 struct ChunkPlace {
     /// The elements of the buffer of the call.
     elements: Range<usize>,
-    /// The keys for the encoding of the chunk.
     keys: RandomKeys,
 }
 
@@ -77,8 +71,7 @@ impl EncodedBlock {
         (elements as u64, words as u64)
     }
 
-    /// Encodes this rank's contributions to the chunks of the other ranks. Uses the memory of `workspace`, which may have any
-    /// contents. Returns the workspace.
+    /// Encodes this rank's contributions to the chunks of the other ranks into `workspace`, which may have any contents.
     pub(crate) fn encode(&mut self, mut workspace: Vec<u32>) -> Vec<u32> {
         let Self { encoding, exchange, elements, start, scratch } = self;
         workspace.resize(exchange.workspace_words, 0);
@@ -163,8 +156,7 @@ impl Encoding {
         self.decode_own(words, keys, values);
     }
 
-    /// Encodes a contribution. With error feedback, encodes the sums of the values and their errors, and stores what the encoding
-    /// lacks.
+    /// Encodes a contribution. With error feedback, adds the errors to the values first, and stores what the encoding lacks.
     fn encode_contribution(
         &self,
         values: &[f32],
@@ -242,13 +234,11 @@ impl Encoding {
         });
     }
 
-    /// Decodes words that this rank has encoded.
     fn decode_own(&self, words: &[u32], keys: RandomKeys, values: &mut [f32]) {
         self.codec.decode(words, keys, values).expect("a codec decodes its own encoding");
     }
 }
 
-/// Returns the elements of a block.
 fn values_of(elements: &mut Memory) -> &mut [f32] {
     let length = elements.length();
     elements.bytes_mut(0..length).map(bytemuck::cast_slice_mut).unwrap_or_default()

@@ -1,6 +1,5 @@
 //! The errors of a group's operations.
 
-use super::message_status::Status;
 use crate::types::{DType, Rank, ReduceOp, WorldSize, debug_as_display};
 use crate::wire::Cause;
 
@@ -97,6 +96,19 @@ pub enum Error {
 
 debug_as_display!(Error);
 
+/// The sender, tag, type and length of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Status {
+    /// The sender.
+    pub source: Rank,
+    /// The tag.
+    pub tag: u32,
+    /// The type of the elements.
+    pub dtype: DType,
+    /// The number of elements.
+    pub count: usize,
+}
+
 impl Error {
     /// Returns the root cause, if the job failed.
     pub fn cause(&self) -> Option<&Cause> {
@@ -107,7 +119,6 @@ impl Error {
     }
 }
 
-/// Returns a sentence that says which element types a reduction takes.
 fn accepted_types(op: ReduceOp) -> &'static str {
     match op {
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => "it takes integers",

@@ -160,8 +160,7 @@ pub(crate) struct CompressorCall {
 }
 
 impl CompressorCall {
-    /// Returns a call that keeps no errors. `number` is a number that differs between the calls of the group, and is the same on
-    /// all ranks.
+    /// Returns a call that keeps no errors. `number` differs between the calls of the group, and is the same on all ranks.
     pub(crate) fn without_memory(number: u64) -> Self {
         Self { memory: None, seed: mix(number), residual_length: 0 }
     }

@@ -15,12 +15,10 @@ pub(crate) struct FailureReporter {
 }
 
 impl FailureReporter {
-    /// Returns the reporter of a job of `world` ranks that `ringrun` has started.
     pub(crate) fn of_launched_job(world: WorldSize) -> Self {
         Self { importance: ReportImportance::Job, launched_ranks: world.ranks().collect() }
     }
 
-    /// Returns the reporter of an isolated group with these ranks of this job.
     pub(crate) fn for_isolated_group(&self, members: &[Rank]) -> Self {
         let launched_ranks = members.iter().map(|&rank| self.launched_rank(rank).unwrap_or(rank)).collect();
         Self { importance: ReportImportance::IsolatedGroup, launched_ranks }

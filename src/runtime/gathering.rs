@@ -18,8 +18,7 @@ pub(crate) struct Gathering {
 }
 
 impl Gathering {
-    /// Returns memory for the workspace, which holds a copy of `buffer` in this rank's slot. Returns `None` if there is not
-    /// enough memory.
+    /// Returns the workspace with a copy of `buffer` in this rank's slot; `None` if there is not enough memory.
     pub(crate) fn begin(
         workspace: GatherWorkspace,
         mut buffer: Memory,
@@ -47,7 +46,6 @@ impl Gathering {
     }
 }
 
-/// Returns the bytes of a rank's slot.
 fn slot_bytes(workspace: &GatherWorkspace, rank: Rank, element_bytes: usize) -> Range<usize> {
     let slot = workspace.slot(rank);
     slot.start * element_bytes..slot.end * element_bytes

@@ -32,12 +32,10 @@ const UNRECORDED_MAX: usize = 2 * LEAD_MAX as usize;
 /// The size of a piece in bytes. Copies and reductions work on one piece at a time. The contributions of several ranks to one
 /// piece fit into the first-level cache of a processor.
 const PIECE_BYTES: usize = 16 << 10;
-/// The most programs that are stored.
 const PROGRAMS_MAX: usize = 32;
 
 /// One rank's part of the rounds in a shared memory.
 pub(crate) struct HostRounds<M = Segment> {
-    /// The shared memory.
     rounds: ShmRounds<M>,
     /// The world ranks that share the memory.
     members: Arc<[Rank]>,
@@ -46,23 +44,20 @@ pub(crate) struct HostRounds<M = Segment> {
     other_ranks: RankSet,
     /// The number of the last round that this rank has completed.
     last_round: u64,
-    /// The number of operations that were added.
+    /// The positions of the next operation that is added, and of the oldest one that is not complete.
     next_position: u64,
-    /// The number of operations that are complete.
     oldest_position: u64,
     /// The programs of the last different operations, the last one at the end.
     programs: Vec<(ProgramKey, Arc<Program>)>,
     /// Scratch memory for one piece of the reduction over all lower ranks.
     lower_ranks_piece: Vec<u64>,
-    /// The last calls, by their position modulo [`UNRECORDED_MAX`]. A short operation does not lock the engine, which records
-    /// them later.
+    /// The last calls, by their position modulo [`UNRECORDED_MAX`], until the engine records them.
     last_calls: [Option<ShmCall>; UNRECORDED_MAX],
     /// The position of the first call that the engine has not recorded.
     unrecorded_position: u64,
     /// The calls of the last rounds with their headers, by the number of the round modulo [`LEAD_MAX`].
     round_calls: [Option<(ShmCall, Header)>; LEAD_MAX as usize],
-    /// The number of the last rounds in which this rank has not compared its call with those of all other ranks: at most
-    /// [`LEAD_MAX`].
+    /// The number of the last rounds in which this rank has not compared its call with all other ranks.
     unchecked_rounds: u64,
     /// Whether the program has dropped a shared buffer. The next operation then removes the dropped buffers.
     has_dropped_buffers: Arc<AtomicBool>,
@@ -89,12 +84,10 @@ pub(crate) struct ShmCall {
 /// Why an operation in shared memory fails the job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ShmFailure {
-    /// Another rank called a different operation than this rank, with this number and this contract. The contract is `None` if it
-    /// cannot be decoded.
+    /// Another rank called a different operation, with this number and this contract, which is `None` if it cannot be decoded.
     Mismatch(ShmCall, Rank, (u64, Option<Contract>)),
     /// This rank has posted invalid values. The text describes the values.
     Invalid(Rank, &'static str),
-    /// A reduction function of the user panicked.
     Panicked,
 }
 
@@ -122,12 +115,10 @@ impl<M: RoundsMemory> HostRounds<M> {
         }
     }
 
-    /// Returns the shared memory, for example to set the sleep flag of this rank.
     pub(crate) fn rounds(&self) -> &ShmRounds<M> {
         &self.rounds
     }
 
-    /// Returns whether there is an operation that is not complete.
     pub(crate) fn is_busy(&self) -> bool {
         self.oldest_position != self.next_position
     }
@@ -145,8 +136,14 @@ impl<M: RoundsMemory> HostRounds<M> {
             Some(last) if last + 1 == self.programs.len() => {}
             Some(index) => self.programs[index..].rotate_left(1),
             None => {
+                let size = self.rounds.size();
+                let slots = SharedSlots {
+                    world: WorldSize::new(size.ranks as u32).expect("a shared memory has ranks"),
+                    rank: Rank::new(self.rounds.rank() as u32),
+                    slot_len: size.slot_bytes / element_bytes,
+                };
+                let program = Arc::new(plan(spec, slots, is_one_shot));
                 let key = ProgramKey { spec: spec.clone(), element_bytes, is_one_shot };
-                let program = Arc::new(self.make_program(&key));
                 if self.programs.len() == PROGRAMS_MAX {
                     self.programs.remove(0);
                 }
@@ -154,16 +151,6 @@ impl<M: RoundsMemory> HostRounds<M> {
             }
         }
         Arc::clone(&self.programs[self.programs.len() - 1].1)
-    }
-
-    fn make_program(&self, key: &ProgramKey) -> Program {
-        let size = self.rounds.size();
-        let slots = SharedSlots {
-            world: WorldSize::new(size.ranks as u32).expect("a shared memory has ranks"),
-            rank: Rank::new(self.rounds.rank() as u32),
-            slot_len: size.slot_bytes / key.element_bytes,
-        };
-        plan(&key.spec, slots, key.is_one_shot)
     }
 }
 
@@ -227,8 +214,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         ShortResult::Complete
     }
 
-    /// Looks for the posts of the sources. Returns whether all of them have posted the same call with a short payload that is
-    /// long enough.
+    /// Returns whether all sources have posted the same call, with a short payload that is long enough.
     #[inline]
     fn await_short_posts(
         &self,
@@ -329,10 +315,9 @@ impl<M: RoundsMemory> HostRounds<M> {
 
 /// Shared buffers of the group ([`super::SharedBuffer`]).
 impl<M: RoundsMemory> HostRounds<M> {
-    /// Returns whether this rank has the maximum number of shared buffers.
     pub(crate) fn has_max_buffers(&mut self) -> bool {
         self.remove_dropped_buffers();
-        self.rounds.registry().own_buffer_count() >= BUFFERS_MAX
+        self.rounds.registry.own_buffer_count() >= BUFFERS_MAX
     }
 
     /// Registers one shared buffer of each rank: `own` is this rank's buffer, and `others` are the other ranks' buffers in rank
@@ -344,7 +329,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         alive: Weak<()>,
         others: Vec<RemoteBuffer>,
     ) -> Arc<AtomicBool> {
-        self.rounds.registry_mut().register(own, alive, others);
+        self.rounds.registry.register(own, alive, others);
         Arc::clone(&self.has_dropped_buffers)
     }
 
@@ -352,7 +337,7 @@ impl<M: RoundsMemory> HostRounds<M> {
     fn remove_dropped_buffers(&mut self) {
         let is_busy = self.is_busy();
         self.has_dropped_buffers.store(is_busy, Ordering::Relaxed);
-        self.rounds.registry_mut().unmap_dropped_buffers(is_busy);
+        self.rounds.registry.unmap_dropped_buffers(is_busy);
     }
 }
 

@@ -30,8 +30,7 @@ const DISCARD_BYTES: usize = 16 << 10;
 const NO_MEMORY: &str =
     "there is not enough memory for the buffers of all ranks: choose an algorithm that needs less memory";
 
-/// An engine, its links, and the frames that are partly sent or partly received. `S`: the sockets; `M`: the kind of memory of the
-/// queues.
+/// An engine, its links, and the frames that are partly sent or received. `S`: the sockets; `M`: the memory of the queues.
 pub struct LinkDriver<S, M> {
     engine: Engine,
     pub(crate) transport: LinkTransport<S, M>,
@@ -44,16 +43,13 @@ pub struct LinkDriver<S, M> {
     probing_threads: usize,
 }
 
-/// The buffer and the reduction of an operation.
 pub struct BufferAndReduction {
-    /// The whole buffer.
     pub memory: Memory,
     /// The reduction functions; `None` for an operation without a reduction.
     pub kernels: Option<Kernels>,
 }
 
 impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
-    /// Creates a driver without operations.
     pub fn new(settings: Settings, transport: LinkTransport<S, M>) -> Self {
         Self {
             rank: settings.rank,
@@ -66,7 +62,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
     }
 
-    /// Returns the meter that measures how long sending, receiving and reducing take.
     pub(crate) fn meter(&self) -> &Meter {
         &self.operations.meter
     }
@@ -76,12 +71,10 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         self.links.iter().map(|(_, link)| link.counters)
     }
 
-    /// Returns the failure of the job, or `None` if the job has not failed.
     pub fn failure(&self) -> Option<&Failure> {
         self.engine.failure()
     }
 
-    /// Opens the link to a peer, if it is not open.
     pub fn connect(&mut self, now: Timestamp, peer: Rank) {
         // Messages of a rank to itself need no link.
         if peer != self.rank && !self.links.contains(peer) {
@@ -187,8 +180,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
     }
 
-    /// Sends and receives on all links until no link sends or receives more bytes, but at most 64 times on each link. Returns
-    /// whether more bytes can be sent or received now.
+    /// Sends and receives on all links, at most [`TRANSFER_ROUNDS_MAX`] times. Returns whether more can be sent or received
+    /// now.
     pub fn poll(&mut self, now: Timestamp) -> bool {
         self.engine.advance(now);
         self.add_incoming_links();
@@ -207,7 +200,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         moved && self.has_work()
     }
 
-    /// Sends the control frames that wait to be sent.
     pub fn send_control_frames(&mut self) {
         for index in 0..self.peers.len() {
             let peer = self.peers[index];
@@ -225,7 +217,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         self.probing_threads = if is_probing { self.probing_threads + 1 } else { self.probing_threads - 1 };
     }
 
-    /// Adds the links that peers have opened.
     fn add_incoming_links(&mut self) {
         while let Some(peer) = self.transport.sockets.take_incoming_link() {
             if !self.links.contains(peer) {
@@ -235,8 +226,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
     }
 
-    /// Removes the operation that completed first, and returns its buffer, and the envelope if it is a receive. Only operations
-    /// that completed successfully are returned.
+    /// Removes the operation that succeeded first. Returns its buffer, and its envelope if it is a receive.
     pub fn take_completed(&mut self) -> Option<(OpId, Memory, Option<Envelope>)> {
         let (operation, envelope) = self.engine.take_completed()?;
         let memory = match self.operations.active.remove(&operation) {
@@ -289,7 +279,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         match moved {
             TransferResult::Bytes(count) => {
                 link.counters.bytes_sent += count as u64;
-                link.has_opened = true;
                 outgoing.sent += count;
                 if outgoing.sent == HEADER_BYTES + payload.len() {
                     if let FramePayload::Segment(operation, _) = outgoing.payload {
@@ -309,7 +298,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
                 // The peer may have sent the root cause before the link was lost. So continue to read.
                 link.outgoing = None;
                 link.is_closed_for_sending = true;
-                if !link.is_readable() {
+                if matches!(link.incoming, IncomingFrame::Refused) {
                     link.handle_loss(peer, &detail, engine);
                 }
                 true
@@ -328,12 +317,11 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         let (target, next_header) = match incoming {
             IncomingFrame::Direct { .. } | IncomingFrame::Refused => return false,
             IncomingFrame::Header => (&mut header[*header_filled..], None),
-            IncomingFrame::Control { payload, filled, .. } => (&mut payload[*filled..], None),
             IncomingFrame::Discarded { left } => {
                 scratch.resize((*left).min(DISCARD_BYTES));
                 (scratch.bytes_mut(), None)
             }
-            IncomingFrame::Stored { payload, filled, .. } => {
+            IncomingFrame::Kept { payload, filled, .. } => {
                 (&mut payload.bytes_mut()[*filled..], Some(header))
             }
             IncomingFrame::Segment { operation, bytes, action, filled, .. } => {
@@ -358,7 +346,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         match moved {
             TransferResult::Bytes(count) => {
                 link.counters.bytes_received += count as u64;
-                link.has_opened = true;
                 link.count_received(count);
                 link.handle_complete_frames(peer, engine, operations);
                 true

@@ -14,13 +14,12 @@ use crate::reduce::{self, Kernels};
 use crate::schedule::Action;
 use crate::transport::local_links::LocalMessage;
 use crate::types::{Rank, SortedMap};
-use crate::wire::FrameHeader;
 use crate::wire::frame::HEADER_BYTES;
+use crate::wire::{FrameHeader, FrameKind};
 
 /// Why a job fails if a reduction function of the program panics.
 pub(crate) const FUNCTION_PANICKED: &str = "the program's reduction function panicked";
 
-/// The buffer and the reduction of an active operation.
 pub(crate) struct ActiveOperation {
     pub(crate) memory: Memory,
     pub(crate) element_bytes: usize,
@@ -53,7 +52,6 @@ pub(crate) struct StoredFrame {
     payload: AlignedBytes,
 }
 
-/// The state of one link.
 pub(crate) struct LinkIo {
     pub(crate) incoming: IncomingFrame,
     /// The header of the next incoming frame. The first `header_filled` bytes have arrived.
@@ -62,8 +60,6 @@ pub(crate) struct LinkIo {
     pub(crate) outgoing: Option<OutgoingFrame>,
     /// The payload of a segment that will be reduced. It is at most one segment long.
     pub(crate) scratch: AlignedBytes,
-    /// Whether a byte has been sent or received, which shows that the link was opened.
-    pub(crate) has_opened: bool,
     /// Whether the link is closed, or could not be opened.
     pub(crate) is_lost: bool,
     /// Whether this rank sends nothing more on the link.
@@ -77,10 +73,8 @@ pub(crate) enum IncomingFrame {
     Header,
     /// The payload of a segment that is applied as soon as it is complete.
     Segment { header: FrameHeader, operation: OpId, bytes: Range<usize>, action: Action, filled: usize },
-    /// The payload of a segment that has to be stored.
-    Stored { header: FrameHeader, key: OperationKey, payload: AlignedBytes, filled: usize },
-    /// The payload of a control frame.
-    Control { header: FrameHeader, payload: Vec<u8>, filled: usize },
+    /// The payload of a segment that has to be stored under this key, or of a control frame, which has no key.
+    Kept { header: FrameHeader, key: Option<OperationKey>, payload: AlignedBytes, filled: usize },
     /// A payload that is thrown away; `left` bytes of it have not arrived.
     Discarded { left: usize },
     /// A message that a thread receives without an operation (`link_driver/direct.rs`). Only this thread reads the link now.
@@ -89,7 +83,6 @@ pub(crate) enum IncomingFrame {
     Refused,
 }
 
-/// A frame that is being sent.
 pub(crate) struct OutgoingFrame {
     pub(crate) header: [u8; HEADER_BYTES],
     pub(crate) payload: FramePayload,
@@ -97,11 +90,9 @@ pub(crate) struct OutgoingFrame {
     pub(crate) sent: usize,
 }
 
-/// The payload of a frame that is being sent.
 pub(crate) enum FramePayload {
     /// A segment: these bytes of the operation's buffer.
     Segment(OpId, Range<usize>),
-    /// The payload of a control frame.
     Control(Bytes),
 }
 
@@ -129,15 +120,13 @@ impl AlignedBytes {
 }
 
 impl ActiveOperations {
-    /// Releases all buffers.
     pub(crate) fn release(&mut self) {
         self.stored.clear();
         self.messages_to_self.clear();
         self.active = SortedMap::default();
     }
 
-    /// Copies or reduces the bytes of a segment into its operation's buffer. `arrived` is `None` if the segment was received
-    /// directly into the buffer.
+    /// Copies or reduces a segment. `arrived` is `None` if the segment was received directly into the operation's buffer.
     fn apply(
         &mut self,
         operation: OpId,
@@ -203,13 +192,15 @@ impl ActiveOperations {
         operation: OpId,
         range: &Range<usize>,
     ) -> Option<Range<usize>> {
-        let Some(active_operation) = self.active.get_mut(&operation) else { return Some(0..0) };
+        let Some(ActiveOperation { memory, element_bytes, .. }) = self.active.get_mut(&operation) else {
+            return Some(0..0);
+        };
         let count = engine.envelope(operation).map(|envelope| envelope.contract.count as usize);
-        if let Some(count) = count.filter(|&count| !active_operation.memory.allocate_for_message(count)) {
+        if let Some(count) = count.filter(|&count| !memory.allocate_for_message(count, *element_bytes)) {
             engine.abort(&format!("there is not enough memory for a message of {count} elements"));
             return None;
         }
-        Some(range.start * active_operation.element_bytes..range.end * active_operation.element_bytes)
+        Some(range.start * *element_bytes..range.end * *element_bytes)
     }
 
     /// Copies the message that an operation sends to this rank itself.
@@ -239,7 +230,6 @@ impl LinkIo {
             header_filled: 0,
             outgoing: None,
             scratch: AlignedBytes::default(),
-            has_opened: false,
             is_lost: false,
             is_closed_for_sending: false,
             counters: LinkBytes { peer, bytes_sent: 0, bytes_received: 0 },
@@ -249,7 +239,8 @@ impl LinkIo {
     /// Reports to the engine that the link is lost, or that it could not be opened.
     pub(crate) fn handle_loss(&mut self, peer: Rank, detail: &str, engine: &mut Engine) {
         self.is_lost = true;
-        if self.has_opened {
+        let LinkBytes { bytes_sent, bytes_received, .. } = self.counters;
+        if bytes_sent > 0 || bytes_received > 0 {
             engine.handle_lost_link(peer, detail);
         } else {
             engine.handle_unopened_link(peer, detail);
@@ -262,11 +253,6 @@ impl LinkIo {
         self.incoming = IncomingFrame::Refused;
     }
 
-    /// Returns whether this rank continues to read from the link after a send has failed.
-    pub(crate) fn is_readable(&self) -> bool {
-        !matches!(self.incoming, IncomingFrame::Refused)
-    }
-
     /// Counts `count` received bytes, first for the payload and then for the next header.
     pub(crate) fn count_received(&mut self, count: usize) {
         let (filled, length) = match &mut self.incoming {
@@ -275,8 +261,7 @@ impl LinkIo {
                 return;
             }
             IncomingFrame::Segment { bytes, filled, .. } => (filled, bytes.len()),
-            IncomingFrame::Stored { payload, filled, .. } => (filled, payload.length),
-            IncomingFrame::Control { filled, payload, .. } => (filled, payload.len()),
+            IncomingFrame::Kept { payload, filled, .. } => (filled, payload.length),
             IncomingFrame::Discarded { left } => {
                 *left -= count;
                 return;
@@ -300,16 +285,8 @@ impl LinkIo {
                 IncomingFrame::Segment { bytes, filled, .. } if *filled == bytes.len() => {
                     self.apply_received_segment(peer, engine, operations);
                 }
-                IncomingFrame::Stored { payload, filled, .. } if *filled == payload.length => {
-                    self.store_received_segment(peer, engine, operations);
-                }
-                IncomingFrame::Control { header, payload, filled } if *filled == payload.len() => {
-                    if header.payload_crc.is_some_and(|crc| crc != crate::wire::crc32c(payload)) {
-                        engine.report_misbehavior(peer, "a control frame's payload is corrupt");
-                    } else {
-                        engine.handle_control_frame(peer, header, payload);
-                    }
-                    self.incoming = IncomingFrame::Header;
+                IncomingFrame::Kept { payload, filled, .. } if *filled == payload.length => {
+                    self.handle_kept_payload(peer, engine, operations);
                 }
                 IncomingFrame::Discarded { left: 0 } => self.incoming = IncomingFrame::Header,
                 IncomingFrame::Header if self.header_filled == HEADER_BYTES => {
@@ -333,14 +310,13 @@ impl LinkIo {
         operations: &mut ActiveOperations,
     ) -> IncomingFrame {
         let length = header.payload_bytes as usize;
+        let keep = |key| IncomingFrame::Kept { header, key, payload: AlignedBytes::new(length), filled: 0 };
         match engine.handle_header(peer, &header) {
             FrameVerdict::Handled => IncomingFrame::Header,
             FrameVerdict::Discard => IncomingFrame::Discarded { left: length },
             FrameVerdict::Refuse => IncomingFrame::Refused,
-            FrameVerdict::Control => IncomingFrame::Control { header, payload: vec![0; length], filled: 0 },
-            FrameVerdict::Store(key) => {
-                IncomingFrame::Stored { header, key, payload: AlignedBytes::new(length), filled: 0 }
-            }
+            FrameVerdict::Control => keep(None),
+            FrameVerdict::Store(key) => keep(Some(key)),
             FrameVerdict::Apply { operation, range, action } => {
                 let Some(bytes) = operations.prepare_buffer(engine, operation, &range) else {
                     return IncomingFrame::Discarded { left: length };
@@ -365,7 +341,7 @@ impl LinkIo {
         self.incoming = self.handle_header(peer, header, engine, operations);
         let count = first_bytes.len();
         match &mut self.incoming {
-            IncomingFrame::Stored { payload, .. } => {
+            IncomingFrame::Kept { payload, .. } => {
                 payload.bytes_mut()[..count].copy_from_slice(first_bytes);
             }
             IncomingFrame::Segment { operation, bytes, .. } => {
@@ -404,14 +380,15 @@ impl LinkIo {
         }
     }
 
-    /// Stores the segment that has been received completely, if its checksum is correct.
-    fn store_received_segment(&mut self, peer: Rank, engine: &mut Engine, operations: &mut ActiveOperations) {
+    /// Stores the segment, or passes on the control frame, that has been received completely, if its checksum is correct.
+    fn handle_kept_payload(&mut self, peer: Rank, engine: &mut Engine, operations: &mut ActiveOperations) {
         let incoming = std::mem::replace(&mut self.incoming, IncomingFrame::Header);
-        let IncomingFrame::Stored { header, key, payload, .. } = incoming else { return };
+        let IncomingFrame::Kept { header, key, payload, .. } = incoming else { return };
         if !check_payload_crc(peer, &header, payload.bytes(), engine) {
             self.incoming = IncomingFrame::Refused;
             return;
         }
+        let Some(key) = key else { return engine.handle_control_frame(peer, &header, payload.bytes()) };
         operations.stored.entry((key, peer)).or_default().push_back(StoredFrame { header, payload });
         // The operation may have begun while the segment arrived.
         operations.apply_stored(key, engine);
@@ -423,10 +400,11 @@ fn check_payload_crc(peer: Rank, header: &FrameHeader, payload: &[u8], engine: &
     let Some(expected) = header.payload_crc else { return true };
     let found = crate::wire::crc32c(payload);
     if found != expected {
-        let sequence = header.sequence;
-        let detail = format!(
-            "a segment of operation {sequence} arrived corrupt (checksum {found:08x}, should be {expected:08x})"
-        );
+        let what = match header.kind {
+            FrameKind::Data => format!("a segment of operation {}", header.sequence),
+            _ => "a control frame".into(),
+        };
+        let detail = format!("{what} arrived corrupt (checksum {found:08x}, should be {expected:08x})");
         engine.report_misbehavior(peer, detail);
     }
     found == expected

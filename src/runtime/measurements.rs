@@ -63,7 +63,6 @@ pub(crate) struct ShmCounters {
     pub(crate) does_core_count: AtomicBool,
 }
 
-/// Measures the time of one operation.
 pub(crate) struct OperationTimer {
     /// `None` if the operation is not timed.
     began: Option<Instant>,
@@ -79,7 +78,6 @@ impl OperationTimer {
         Self { began: is_timed.then(Instant::now), weight: if is_short { SAMPLE_INTERVAL as u32 } else { 1 } }
     }
 
-    /// Returns whether the operation is timed.
     pub(crate) fn is_timed(&self) -> bool {
         self.began.is_some()
     }
@@ -114,7 +112,6 @@ impl ShmCounters {
         }
     }
 
-    /// Adds the counters to `statistics`.
     pub(crate) fn add_to(&self, statistics: &mut Statistics) {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         statistics.operations += read(&self.operations);
@@ -209,7 +206,7 @@ struct ProfileCounters {
     background: PartTimes,
 }
 
-/// Nanoseconds of each [`ProfilePart`].
+/// Nanoseconds of each [`ProfilePart`], in the order of its variants.
 type PartTimes = [AtomicU64; 4];
 
 thread_local! {
@@ -223,7 +220,6 @@ pub(crate) fn mark_background_thread() {
 }
 
 impl Meter {
-    /// Switches the profile on or off.
     pub(crate) fn switch(&self, is_on: bool) {
         self.0.is_on.store(is_on, Ordering::Relaxed);
     }
@@ -231,14 +227,9 @@ impl Meter {
     /// Returns the times that have been measured since the start of the job.
     pub(crate) fn profile(&self) -> Profile {
         let spent = |parts: &PartTimes| {
-            let time_of =
-                |part: ProfilePart| Duration::from_nanos(parts[part as usize].load(Ordering::Relaxed));
-            Spent {
-                send: time_of(ProfilePart::Send),
-                receive: time_of(ProfilePart::Receive),
-                reduce: time_of(ProfilePart::Reduce),
-                wait: time_of(ProfilePart::Wait),
-            }
+            let [send, receive, reduce, wait] =
+                parts.each_ref().map(|ns| Duration::from_nanos(ns.load(Ordering::Relaxed)));
+            Spent { send, receive, reduce, wait }
         };
         Profile { calls: spent(&self.0.calls), background: spent(&self.0.background) }
     }
@@ -266,8 +257,7 @@ impl Meter {
         }
     }
 
-    /// Like [`end`](Self::end), after a call that has tried to move bytes between this rank and a peer. If it has moved none, the
-    /// timeline does not get the call.
+    /// Like [`end`](Self::end), after a transfer. The timeline gets the call only if bytes have moved.
     pub(crate) fn end_transfer(
         &self,
         part: ProfilePart,
@@ -298,7 +288,6 @@ impl Meter {
         }
     }
 
-    /// Runs `work` and adds its time to `part`.
     pub(crate) fn time<R>(&self, part: ProfilePart, work: impl FnOnce() -> R) -> R {
         let mut started = self.start();
         let result = work();
@@ -331,48 +320,5 @@ mod tests {
         assert_eq!(count_timed(0..310, 64, false), (10, 310));
         assert_eq!(count_timed(0..310, 64, true), (310, 310));
         assert_eq!(count_timed(0..310, SHORT_BYTES + 1, false), (310, 310));
-    }
-
-    /// Keeps the processor busy for 5 microseconds.
-    fn work() {
-        let started = Instant::now();
-        while started.elapsed() < Duration::from_micros(5) {
-            std::hint::spin_loop();
-        }
-    }
-
-    #[test]
-    fn a_profile_that_is_on_measures_each_part_of_each_thread() {
-        let meter = Meter::default();
-        meter.time(ProfilePart::Send, work);
-        let mut started_while_off = meter.start();
-        meter.switch(true);
-        meter.end(ProfilePart::Wait, &mut started_while_off);
-        assert_eq!(meter.profile(), Profile::default());
-
-        // Consecutive parts are measured without gaps.
-        let test_started = Instant::now();
-        let mut started = meter.start();
-        for part in [ProfilePart::Send, ProfilePart::Receive, ProfilePart::Reduce, ProfilePart::Wait] {
-            work();
-            meter.end(part, &mut started);
-        }
-        let first = meter.profile().calls;
-        assert!(first.total() <= test_started.elapsed());
-        for spent in [first.send, first.receive, first.reduce, first.wait] {
-            assert!(spent >= Duration::from_micros(5), "{first:?}");
-        }
-        let background = meter.clone();
-        let measure_in_background = move || {
-            mark_background_thread();
-            background.time(ProfilePart::Receive, work);
-        };
-        std::thread::spawn(measure_in_background).join().unwrap();
-        meter.time(ProfilePart::Reduce, work);
-        let profile = meter.profile();
-        let second = profile.calls.since(first);
-        for (spent, time) in [(second, second.reduce), (profile.background, profile.background.receive)] {
-            assert!(time >= Duration::from_micros(5) && spent.total() == time, "{spent:?}");
-        }
     }
 }

@@ -26,32 +26,23 @@ impl<B: OwnedBuffer> ErasedBuffer for B {
     }
 }
 
-/// The buffer of an operation.
 pub struct Memory {
     kind: MemoryKind,
     /// How to allocate memory for a longer message, when the length of the message is known.
-    if_longer: Option<Allocation>,
+    if_longer: Option<Allocate>,
 }
 
 enum MemoryKind {
-    /// No elements.
     Nothing,
-    /// A buffer that the operation owns.
     Owned(Box<dyn ErasedBuffer>),
     /// A buffer of the caller, or a part of another operation's buffer.
     Borrowed(BorrowedMemory),
 }
 
-/// Allocates memory for elements of one type.
-#[derive(Clone, Copy)]
-struct Allocation {
-    element_bytes: usize,
-    /// Returns memory for this number of elements; `None` if there is not enough memory.
-    allocate: fn(usize) -> Option<Box<dyn ErasedBuffer>>,
-}
+/// Returns memory for this number of elements; `None` if there is not enough memory.
+type Allocate = fn(usize) -> Option<Box<dyn ErasedBuffer>>;
 
 impl Memory {
-    /// Returns memory without elements.
     pub fn none() -> Self {
         MemoryKind::Nothing.into()
     }
@@ -63,13 +54,13 @@ impl Memory {
 
     /// Returns memory for a message of any length: this memory if the message fits into it, and new memory for a longer message.
     pub(crate) fn or_allocated_if_longer<T: Element>(self) -> Self {
-        let allocate = |count| zeroed::<T>(count).map(|elements| Box::new(elements) as Box<dyn ErasedBuffer>);
-        Self { if_longer: Some(Allocation { element_bytes: size_of::<T>(), allocate }), ..self }
+        let allocate: Allocate = |count| zeroed::<T>(count).map(|elements| Box::new(elements) as _);
+        Self { if_longer: Some(allocate), ..self }
     }
 
-    /// Allocates the memory for a message of `count` elements, if it needs more memory. Returns whether there is enough memory.
-    pub(crate) fn allocate_for_message(&mut self, count: usize) -> bool {
-        let Some(Allocation { element_bytes, allocate }) = self.if_longer.take() else { return true };
+    /// Allocates memory for a message of `count` elements, if it does not fit into this memory. Returns whether there is enough.
+    pub(crate) fn allocate_for_message(&mut self, count: usize, element_bytes: usize) -> bool {
+        let Some(allocate) = self.if_longer.take() else { return true };
         if count <= self.access().len() / element_bytes {
             return true;
         }
@@ -87,7 +78,6 @@ impl Memory {
         }
     }
 
-    /// Returns the number of bytes.
     pub(crate) fn length(&self) -> usize {
         match &self.kind {
             MemoryKind::Nothing => 0,
@@ -96,7 +86,6 @@ impl Memory {
         }
     }
 
-    /// Returns access to the whole buffer.
     pub(crate) fn access(&mut self) -> BufferAccess<'_> {
         match &mut self.kind {
             MemoryKind::Nothing => BufferAccess::default(),
@@ -175,8 +164,7 @@ pub(crate) fn lend<'a, R>(bytes: impl Into<BufferAccess<'a>>, work: impl FnOnce(
     work(MemoryKind::Borrowed(borrowed).into())
 }
 
-/// A caller's buffer that an operation borrows, or a part of an operation's buffer. Only [`lend`] and [`Memory::into_parts`]
-/// create such memory.
+/// Borrowed memory. Only [`lend`] and [`Memory::into_parts`] create it.
 struct BorrowedMemory {
     /// The input and the output, as in [`BufferAccess`].
     input: *const [u8],
@@ -271,16 +259,18 @@ mod tests {
     fn a_message_that_does_not_fit_gets_new_memory() {
         for (count, fits) in [(0, true), (2, true), (3, false)] {
             let mut memory = Memory::owned(vec![7u16, 7]).or_allocated_if_longer::<u16>();
-            assert!(memory.allocate_for_message(count));
+            assert!(memory.allocate_for_message(count, 2));
             // Only the first call allocates memory.
-            assert!(memory.allocate_for_message(5));
+            assert!(memory.allocate_for_message(5, 2));
             let elements: Vec<u16> = memory.into_owned().unwrap();
             assert_eq!(elements, if fits { vec![7, 7] } else { vec![0; 3] });
         }
         let mut new = Memory::none().or_allocated_if_longer::<f64>();
-        assert!(new.allocate_for_message(2));
+        assert!(new.allocate_for_message(2, 8));
         assert_eq!(new.into_owned::<Vec<f64>>().unwrap(), [0.0, 0.0]);
-        assert!(!Memory::owned(vec![7u16]).or_allocated_if_longer::<u16>().allocate_for_message(usize::MAX));
+        assert!(
+            !Memory::owned(vec![7u16]).or_allocated_if_longer::<u16>().allocate_for_message(usize::MAX, 2)
+        );
     }
 
     #[test]
@@ -336,13 +326,6 @@ mod tests {
             std::thread::spawn(move || work(memory)).join().unwrap();
         });
         assert_eq!(output, [7, 9]);
-    }
-
-    #[test]
-    fn a_borrowed_input_cannot_be_written() {
-        lend(&[1u8, 2, 3][..], |mut lent| {
-            assert_eq!(lent.bytes(1..3), Some(&[2u8, 3][..]));
-            assert!(lent.bytes_mut(0..1).is_none());
-        });
+        lend(&[1u8, 2, 3][..], |mut lent| assert!(lent.bytes_mut(0..1).is_none()));
     }
 }

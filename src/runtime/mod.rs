@@ -16,4 +16,3 @@ pub(crate) mod link_driver;
 pub(crate) mod link_io;
 pub(crate) mod measurements;
 pub(crate) mod memory;
-pub(crate) mod message_status;

@@ -1,5 +1,4 @@
-//! A buffer of one rank in shared memory. While an operation exposes the buffer, the other ranks of the host read and
-//! write its elements in place.
+//! Buffers in shared memory. While an operation exposes a buffer, the other ranks of the host read and write it in place.
 
 use std::io;
 use std::ops::Range;
@@ -29,7 +28,7 @@ pub struct ExposedBuffer {
     /// This rank's mapping of the buffer.
     mapping: RemoteBuffer,
     /// The pages that replace the buffer's pages after a failure.
-    spare_pages: Option<SparePages>,
+    pub(super) spare_pages: Option<SparePages>,
 }
 
 impl ExposedBuffer {
@@ -40,11 +39,6 @@ impl ExposedBuffer {
         Ok(Self { mapping: RemoteBuffer { segment, length }, spare_pages })
     }
 
-    /// Removes and returns the pages that replace the buffer's pages after a failure.
-    pub(super) fn take_spare_pages(&mut self) -> Option<SparePages> {
-        self.spare_pages.take()
-    }
-
     /// Returns where other processes find the buffer, or `None` after [`ExposedBuffer::close_file`].
     pub fn location(&self) -> Option<SegmentLocation> {
         self.mapping.segment.location()
@@ -52,7 +46,7 @@ impl ExposedBuffer {
 
     /// Closes the file. No other process can open the buffer any more.
     pub fn close_file(&mut self) {
-        self.mapping.segment.close_file();
+        drop(self.mapping.segment.take_file());
     }
 
     /// Tells the other ranks that this rank will no longer expose the buffer.
@@ -67,16 +61,14 @@ impl ExposedBuffer {
         unsafe { std::slice::from_raw_parts(self.mapping.first_byte().as_ptr(), self.mapping.length) }
     }
 
-    /// Returns the contents for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and because of `&mut self` no other thread of this process uses the bytes.
         unsafe { std::slice::from_raw_parts_mut(self.mapping.first_byte().as_ptr(), self.mapping.length) }
     }
 
-    /// Returns the range of addresses of the mapping, and the address of the first element.
-    pub(super) fn addresses(&self) -> (Range<usize>, usize) {
-        let start = self.mapping.segment.base().as_ptr().expose_provenance();
-        (start..start + self.mapping.segment.length(), start + HEADER_BYTES)
+    /// Returns the address of the mapping.
+    pub(super) fn mapping_start(&self) -> usize {
+        self.mapping.segment.base.as_ptr().expose_provenance()
     }
 }
 
@@ -88,7 +80,6 @@ impl RemoteBuffer {
         Ok(Self { segment, length })
     }
 
-    /// Returns the length of the buffer in bytes.
     pub(super) fn length(&self) -> usize {
         self.length
     }
@@ -107,16 +98,15 @@ impl RemoteBuffer {
 
     fn first_byte(&self) -> NonNull<u8> {
         // SAFETY: the mapping is at least as long as the header.
-        unsafe { self.segment.base().add(HEADER_BYTES) }
+        unsafe { self.segment.base.add(HEADER_BYTES) }
     }
 
     fn withdrawn_flag(&self) -> &AtomicU32 {
         // SAFETY: the flag is inside the mapping and aligned, and all processes access it only as an atomic.
-        unsafe { self.segment.base().add(WITHDRAWN_FLAG_OFFSET).cast::<AtomicU32>().as_ref() }
+        unsafe { self.segment.base.add(WITHDRAWN_FLAG_OFFSET).cast::<AtomicU32>().as_ref() }
     }
 }
 
-/// Returns the length in bytes of a header and `length` bytes of elements.
 fn length_with_header(length: usize) -> io::Result<usize> {
     let sum = length.checked_add(HEADER_BYTES).filter(|&sum| isize::try_from(sum).is_ok());
     sum.ok_or_else(|| io::ErrorKind::OutOfMemory.into())

@@ -1,5 +1,6 @@
 //! Memory that the ranks of a host use in turns.
 
+use super::memory::SegmentMemory as _;
 use super::segment::{Segment, TOKEN_BYTES};
 
 /// The number of bytes before the words. These bytes contain the token.
@@ -35,7 +36,7 @@ impl HandoverBuffer {
         // thread of this process uses them. The other ranks run the same protocol: they touch the words only after they have
         // received a message that this rank sends when it no longer uses them.
         unsafe {
-            let first = self.segment.base().add(HEADER_BYTES).cast::<u32>();
+            let first = self.segment.base.add(HEADER_BYTES).cast::<u32>();
             std::slice::from_raw_parts_mut(first.as_ptr(), count)
         }
     }

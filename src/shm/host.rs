@@ -60,10 +60,8 @@ pub(super) struct QueueLayout {
     pub(super) read_count: usize,
     /// The offset of the flag that the sender sets while it waits for space. Only the sender writes it.
     pub(super) wants_space: usize,
-    /// The offset of the first cell.
     pub(super) cells: usize,
     pub(super) cell_count: usize,
-    /// The offset of the arena.
     pub(super) arena: usize,
     pub(super) arena_bytes: usize,
 }
@@ -81,7 +79,6 @@ impl HostMemoryLayout {
         cells <= CELL_COUNT && bytes <= DATA_ARENA_BYTES + CONTROL_ARENA_BYTES
     }
 
-    /// Returns the layout for this number of ranks.
     pub const fn new(ranks: usize) -> Self {
         Self { ranks, cell_count: CELL_COUNT, arena_bytes: DATA_ARENA_BYTES + CONTROL_ARENA_BYTES }
     }

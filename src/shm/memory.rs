@@ -4,7 +4,6 @@
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
 
-/// The length of a word in bytes.
 pub const WORD_BYTES: usize = size_of::<u64>();
 /// A thread that looks for a change of a word pauses once after this number of looks.
 const LOOKS_PER_PAUSE: u32 = 8;
@@ -26,7 +25,6 @@ pub fn pause_between_looks(look: u32) {
 ///
 /// The methods know the line of their caller, because tests change the accesses of single lines.
 pub trait SegmentMemory {
-    /// Returns the length in bytes.
     fn length(&self) -> usize;
 
     /// Returns the value of the word at `offset`.
@@ -39,10 +37,7 @@ pub trait SegmentMemory {
 
     /// Returns the values of `N` words from `offset` on, with [`Ordering::Relaxed`].
     #[track_caller]
-    fn load_words<const N: usize>(&self, offset: usize) -> [u64; N]
-    where
-        Self: Sized,
-    {
+    fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
         let mut values = [0; N];
         for (index, value) in values.iter_mut().enumerate() {
             *value = self.load(offset + index * WORD_BYTES, Ordering::Relaxed);
@@ -52,10 +47,7 @@ pub trait SegmentMemory {
 
     /// Sets `N` words from `offset` on, with [`Ordering::Relaxed`].
     #[track_caller]
-    fn store_words<const N: usize>(&self, offset: usize, values: &[u64; N])
-    where
-        Self: Sized,
-    {
+    fn store_words<const N: usize>(&self, offset: usize, values: &[u64; N]) {
         for (index, value) in values.iter().enumerate() {
             self.store(offset + index * WORD_BYTES, *value, Ordering::Relaxed);
         }
@@ -103,86 +95,30 @@ pub trait RoundsMemory: SegmentMemory {
     #[track_caller]
     unsafe fn bytes(&self, start: usize, length: usize) -> Self::Bytes<'_>;
 
-    /// Called before this thread accesses `bytes` of a buffer that ranks access in place. Only simulated memory does something:
-    /// it looks for data races.
+    /// Called before this thread accesses `bytes` of an exposed buffer. Simulated memory then looks for data races.
     fn before_access_in_place(&self, bytes: *const [u8], is_write: bool);
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use std::ptr::{self, NonNull};
-    use std::sync::atomic::{AtomicU64, fence};
-
-    use super::super::segment::{Segment, address};
+mod tests {
+    use super::super::segment::Segment;
     use super::*;
 
-    /// Memory of this process, for tests that run several ranks as threads. Miri can check accesses to this memory.
-    pub(crate) struct HeapMemory(Box<[AtomicU64]>);
-
-    impl HeapMemory {
-        /// Creates memory of `length` bytes that are all zero.
-        pub(crate) fn new(length: usize) -> Self {
-            Self((0..length.div_ceil(WORD_BYTES)).map(|_| AtomicU64::new(0)).collect())
-        }
-
-        fn address(&self, start: usize, length: usize) -> *mut u8 {
-            let base = NonNull::from(&*self.0).cast::<u8>();
-            address(base, self.length(), start, length).as_ptr()
-        }
-    }
-
-    impl SegmentMemory for HeapMemory {
-        fn length(&self) -> usize {
-            self.0.len() * WORD_BYTES
-        }
-
-        fn load(&self, offset: usize, ordering: Ordering) -> u64 {
-            self.0[offset / WORD_BYTES].load(ordering)
-        }
-
-        fn store(&self, offset: usize, value: u64, ordering: Ordering) {
-            self.0[offset / WORD_BYTES].store(value, ordering);
-        }
-
-        fn swap(&self, offset: usize, value: u64, ordering: Ordering) -> u64 {
-            self.0[offset / WORD_BYTES].swap(value, ordering)
-        }
-
-        fn fence(&self) {
-            fence(Ordering::SeqCst);
-        }
-
-        fn read(&self, start: usize, target: &mut [u8]) {
-            let source = self.address(start, target.len());
-            // SAFETY: the source is inside the words, whose bytes may change behind a shared reference.
-            unsafe { ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) }
-        }
-
-        fn write(&self, start: usize, source: &[u8]) {
-            let target = self.address(start, source.len());
-            // SAFETY: as in `read`.
-            unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) }
-        }
-    }
-
     #[test]
-    fn words_and_bytes_of_a_segment_are_the_same_memory() {
-        let segment = Segment::create(4096, &[0; crate::shm::TOKEN_BYTES]).unwrap();
-        let heap = HeapMemory::new(4096);
-        for memory in [&segment as &dyn SegmentMemory, &heap] {
-            memory.write(4088, &7u64.to_le_bytes());
-            assert_eq!(memory.load(4088, Ordering::Relaxed), 7);
-            assert_eq!(memory.swap(4088, 9, Ordering::Relaxed), 7);
-            memory.store(4080, 8, Ordering::Relaxed);
-            let mut bytes = [0; 16];
-            memory.read(4080, &mut bytes);
-            assert_eq!(bytes.map(usize::from), [8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
-        }
+    fn words_and_bytes_are_the_same_memory() {
+        let memory = &Segment::for_tests(4096, 1)[0];
+        memory.write(4088, &7u64.to_le_bytes());
+        assert_eq!(memory.load(4088, Ordering::Relaxed), 7);
+        assert_eq!(memory.swap(4088, 9, Ordering::Relaxed), 7);
+        memory.store(4080, 8, Ordering::Relaxed);
+        let mut bytes = [0; 16];
+        memory.read(4080, &mut bytes);
+        assert_eq!(bytes.map(usize::from), [8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]
     fn an_access_that_does_not_end_inside_the_memory_panics() {
-        let segment = Segment::create(4096, &[0; crate::shm::TOKEN_BYTES]).unwrap();
+        let segment = &Segment::for_tests(4096, 1)[0];
         for (start, length) in [(4096, 1), (4089, 8), (usize::MAX, 2)] {
             let write = || segment.write(start, &vec![0; length]);
             assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(write)).is_err());

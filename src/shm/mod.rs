@@ -1,13 +1,14 @@
-//! Memory that the ranks of one host share. In a [`ShmRounds`], each rank posts payloads and reads the payloads of the
-//! other ranks. A queue carries the bytes of the link from one rank to another ([`QueueSender`], [`QueueReceiver`]), and
-//! [`QueueSignals`] says when a rank must be woken.
+//! Memory that the ranks of one host share (`docs/shared-memory.md`). In a [`ShmRounds`], each rank posts payloads and reads
+//! those of the other ranks. A queue carries the bytes of a link from one rank to another ([`QueueSender`], [`QueueReceiver`]),
+//! and [`QueueSignals`] says when a rank must be woken.
 //!
-//! The memory is an anonymous file (`memfd_create`), which has no name. The kernel frees the memory when no process maps
-//! it any more, even if the processes were killed. The size of the file is sealed, so no process can shorten the file and
-//! make an access fail. The kernel allocates only the pages that have been written.
+//! The memory is an anonymous file, which has no name. The kernel frees it when no process maps it any more, even if the
+//! processes were killed. Its size is sealed, so no process can shorten the file and make an access fail.
 //!
-//! An [`ExposedBuffer`] is a buffer of this rank in shared memory. The other ranks map it as a [`RemoteBuffer`], and
-//! read and write its elements in place.
+//! The ranks use a [`HandoverBuffer`] in turns.
+//!
+//! An [`ExposedBuffer`] is a buffer of this rank in shared memory. The other ranks map it as a [`RemoteBuffer`], and read and
+//! write its elements in place.
 
 // Bytes from other processes must not cause a panic.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]

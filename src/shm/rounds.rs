@@ -1,20 +1,18 @@
-//! The rounds of operations in shared memory. In each round, every rank of a host posts a header and a payload, which the
-//! other ranks read.
+//! The rounds of operations in shared memory. In each round, every rank of a host posts a header and a payload, which the other
+//! ranks read. To post, a rank writes the payload and the header, and then the number of the round, for which the other ranks
+//! wait.
 //!
 //! Every rank has [`HEADERS`] post headers, which it uses in turn. A payload of at most [`INLINE_PAYLOAD_BYTES_MAX`] bytes
 //! follows its header. A longer one of at most [`SHORT_PAYLOAD_BYTES_MAX`] bytes is in one of [`SHORT_CELLS`] cells, which are
-//! also used in turn. Even longer payloads are written one after another into the rank's ring buffer. To post, a rank writes
-//! the payload, and then the number of the round, for which the other ranks wait.
+//! also used in turn. Even longer payloads are written one after another into the ring buffer, which is larger than a
+//! processor's second-level cache: a write is slow if another processor still has the memory in its cache.
 //!
 //! A rank that has posted round r + 1 no longer reads payloads of round r. Before a rank posts round r + [`LEAD_MAX`], it
 //! compares its header with that of the next rank in round r. So a rank may post round r when all other ranks have posted round
 //! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. For a payload in a cell, all others must have
-//! posted round r - [`SHORT_LEAD_MAX`]. A payload in the ring buffer does not overlap the payload of the round before, but it may
-//! overlap earlier ones, so it has to wait until all other ranks have posted the round before. [`ShmRounds::may_write`] returns
-//! whether these conditions hold, and [`ShmRounds::write_payload`] panics if they do not hold.
-//!
-//! A write is slow if another processor has just read the same memory and still has the memory in its cache. The ring buffer
-//! is therefore larger than a processor's second-level cache.
+//! posted round r - [`SHORT_LEAD_MAX`]. A payload in the ring buffer may overlap earlier ones except that of the round before,
+//! so all others must have posted the round before. [`ShmRounds::may_write`] returns whether these conditions hold, and
+//! [`ShmRounds::write_payload`] panics if they do not hold.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,8 +46,7 @@ pub struct ShmRounds<M = Segment> {
     /// The last round that all other ranks have posted, as far as this rank knows.
     posted_by_all: u64,
     next_post: NextPost,
-    /// The buffers that the ranks can expose.
-    registry: BufferRegistry,
+    pub registry: BufferRegistry,
 }
 
 /// The posts of all ranks. A thread can look for posts while another thread uses the [`ShmRounds`].
@@ -68,10 +65,8 @@ impl<M> Clone for Posts<M> {
 
 /// The post of a rank in one round.
 pub struct PostedRound<'a, M> {
-    /// Whether the rank has posted the location of its elements instead of the elements
-    /// ([`ShmRounds::read_exposed_locations`]).
+    /// Whether the rank has posted the location of its elements instead ([`ShmRounds::read_exposed_locations`]).
     pub is_exposed: bool,
-    /// The offset of the post header.
     header_offset: usize,
     /// The offset of the first byte of the payload.
     start: usize,
@@ -88,7 +83,6 @@ const _: () = assert!(
 
 /// The result of [`ShmRounds::read_short_post`].
 pub enum ShortPost<'a, M> {
-    /// There is no post.
     Absent,
     /// The payload of the post is not short, or the rank has exposed its elements.
     NotShort,
@@ -103,8 +97,7 @@ impl<'a, M: RoundsMemory> PostedRound<'a, M> {
         self.memory.load_words(self.header_offset + WORD_BYTES)
     }
 
-    /// Returns the bytes of the payload in `range`. Returns `None` if the range ends after the memory that a payload at this
-    /// place can use.
+    /// Returns the bytes of the payload in `range`; `None` if the range does not end in the memory for the payload.
     #[inline]
     pub fn bytes(&self, range: Range<usize>) -> Option<M::Bytes<'a>> {
         if range.start > range.end || range.end > self.payload_bytes_max {
@@ -138,12 +131,10 @@ impl<M: RoundsMemory> ShmRounds<M> {
         }
     }
 
-    /// Returns the sizes that determine the memory layout.
     pub fn size(&self) -> RoundsSize {
         self.posts.size
     }
 
-    /// Returns the posts of all ranks.
     pub fn posts(&self) -> &Posts<M> {
         &self.posts
     }
@@ -151,16 +142,6 @@ impl<M: RoundsMemory> ShmRounds<M> {
     /// Returns this rank's number among the ranks that share the memory.
     pub fn rank(&self) -> usize {
         self.rank
-    }
-
-    /// Returns the registered buffers.
-    pub fn registry(&self) -> &BufferRegistry {
-        &self.registry
-    }
-
-    /// Returns the registered buffers, to register or remove buffers.
-    pub fn registry_mut(&mut self) -> &mut BufferRegistry {
-        &mut self.registry
     }
 
     /// Returns the round that all other ranks must have posted before this rank writes a payload of `bytes` bytes for `round`.
@@ -227,8 +208,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.next_post.reserve(round, bytes, self.posts.size);
     }
 
-    /// Posts this rank's payload and header for `round`. The payload is empty if [`ShmRounds::write_payload`]
-    /// was not called for this round.
+    /// Posts this rank's header, and the payload of [`ShmRounds::write_payload`], which is otherwise empty.
     pub fn post(&mut self, round: u64, header: &Header) {
         if self.next_post.round != round {
             self.reserve_payload(round, 0);
@@ -273,8 +253,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.post(round, header);
     }
 
-    /// Returns the post of `rank` in `round`. Returns `None` if `rank` has not posted this round, or if this rank has already
-    /// posted the next round.
+    /// Returns the post of `rank` in `round`; `None` if there is none, or this rank has already posted the next round.
     pub fn read_post(&self, rank: usize, round: u64) -> Option<PostedRound<'_, M>> {
         // After this rank has posted the next round, `rank` may overwrite the payload.
         let (header_offset, stamp) = self.posts.stamp(rank, round).filter(|_| self.posted <= round)?;
@@ -309,8 +288,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         ShortPost::Posted(PostedRound { is_exposed: false, header_offset, start, payload_bytes_max, memory })
     }
 
-    /// Begins to fetch the second half of a header with its payload, or a longer payload in a cell. The payload has `bytes`
-    /// bytes.
+    /// Begins to fetch the second half of a header with its payload, or a payload of more `bytes` in a cell.
     pub fn prefetch_payload(&self, rank: usize, round: u64, bytes: usize) {
         let offset = if bytes > INLINE_PAYLOAD_BYTES_MAX {
             self.payload_offset(rank, round, CELL_PLACE)
@@ -332,7 +310,6 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.posts.memory.fence();
     }
 
-    /// Tells the other ranks that this rank is awake.
     pub fn mark_awake(&self) {
         self.posts.memory.store(self.posts.sleep_flag(self.rank), 0, Ordering::Relaxed);
     }
@@ -392,7 +369,6 @@ impl<M: RoundsMemory> Posts<M> {
         (stamp >> PLACE_BITS == round).then_some((offset, stamp))
     }
 
-    /// Returns the offset in bytes of the memory of `rank`.
     fn rank_offset(&self, rank: usize) -> usize {
         assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
         CACHE_LINE_PAIR_BYTES + rank * self.bytes_per_rank
@@ -403,7 +379,6 @@ impl<M: RoundsMemory> Posts<M> {
         self.rank_offset(rank) + (1 + round * HEADER_STEP % HEADERS) as usize * CACHE_LINE_PAIR_BYTES
     }
 
-    /// Returns the offset in bytes of the sleep flag of `rank`.
     fn sleep_flag(&self, rank: usize) -> usize {
         self.rank_offset(rank)
     }

@@ -29,15 +29,15 @@ pub struct SegmentLocation {
 
 /// A mapping of shared memory. When this value is dropped, the memory is unmapped.
 pub struct Segment {
-    /// The address of the mapping.
-    base: NonNull<u8>,
+    /// The address of the first byte, which is the beginning of a page.
+    pub(super) base: NonNull<u8>,
     /// The length of the mapping in bytes.
     length: usize,
     /// The file, which stays open until all other processes have opened it.
     file: Option<OwnedFd>,
 }
 
-// SAFETY: only this value owns the mapping, and any thread may read and write the memory. `ShmRounds` decides which
+// SAFETY: only this value owns the mapping, and any thread may read and write the memory. The types that use a segment decide which
 // thread or process may access which bytes, and when.
 unsafe impl Send for Segment {}
 // SAFETY: as for `Send`. No method with `&self` changes the value.
@@ -71,7 +71,7 @@ impl Segment {
             return Err(io::Error::other("the shared memory has another size"));
         }
         let mut segment = Self::map(file.into(), length)?;
-        segment.close_file();
+        segment.file = None;
         // SAFETY: the mapping is at least as long as the token. The creator wrote the token before it sent the location.
         let found = unsafe { segment.base.cast::<[u8; TOKEN_BYTES]>().read() };
         if found != *token {
@@ -80,23 +80,28 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Returns where other processes find the segment, or `None` after [`Segment::close_file`].
+    /// Maps a new segment `count` times.
+    #[cfg(test)]
+    pub(crate) fn for_tests(length: usize, count: usize) -> Vec<Self> {
+        let token = [1; TOKEN_BYTES];
+        let mut segments = vec![Self::create(length, &token).unwrap()];
+        let location = segments[0].location().unwrap();
+        segments.resize_with(count, || Self::open(location, length, &token).unwrap());
+        segments
+    }
+
+    /// Returns where other processes find the segment, or `None` after [`Segment::take_file`].
     pub fn location(&self) -> Option<SegmentLocation> {
         let file = self.file.as_ref()?.as_raw_fd();
         Some(SegmentLocation { process: process::id(), file: u32::try_from(file).ok()? })
     }
 
-    /// Closes the file. No other process can open the segment any more, but all mappings stay.
-    pub fn close_file(&mut self) {
-        self.file = None;
-    }
-
-    /// Removes and returns the file. When the caller drops it, no other process can open the segment any more.
+    /// Removes and returns the file. When the caller drops it, no other process can open the segment any more. All mappings stay.
     pub fn take_file(&mut self) -> Option<OwnedFd> {
         self.file.take()
     }
 
-    /// Creates a second, private mapping of the memory. Call this method before [`Segment::close_file`]. Returns an error if
+    /// Creates a second, private mapping of the memory. Call this method before [`Segment::take_file`]. Returns an error if
     /// the operating system refuses the mapping, or if the file is closed.
     pub(super) fn map_spare_pages(&self) -> io::Result<SparePages> {
         let file = self.file.as_ref().ok_or(io::ErrorKind::NotConnected)?;
@@ -106,16 +111,6 @@ impl Segment {
         // SAFETY: the kernel chooses addresses that this process does not use. The size of the file is sealed.
         let base = unsafe { mmap(ptr::null_mut(), length, protection, flags, file, 0)? };
         Ok(SparePages { base: base.expose_provenance(), unused: std::iter::once(0..length).collect() })
-    }
-
-    /// Returns the address of the first byte, which is the beginning of a page.
-    pub(super) fn base(&self) -> NonNull<u8> {
-        self.base
-    }
-
-    /// Returns the number of mapped bytes.
-    pub(super) fn length(&self) -> usize {
-        self.length
     }
 
     fn map(file: OwnedFd, length: usize) -> io::Result<Self> {
@@ -129,20 +124,13 @@ impl Segment {
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, length, file: Some(file) })
     }
-}
 
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // SAFETY: `map` has created this mapping, and no reference into the mapping outlives this value.
-        if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.length) } {
-            log::warn!("shared memory could not be unmapped: {error}");
-        }
-    }
-}
-
-impl Segment {
+    /// Returns the address of `length` bytes at `offset`.
     fn address(&self, offset: usize, length: usize) -> NonNull<u8> {
-        address(self.base, self.length, offset, length)
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
+        assert!(is_inside, "an access to shared memory must be inside the memory");
+        // SAFETY: the offset is inside the memory, or at its end.
+        unsafe { self.base.add(offset) }
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -157,6 +145,15 @@ impl Segment {
         // SAFETY: the words are inside the mapping, which lives as long as `self`. The mapping begins at the beginning of a page,
         // so the words are aligned. All processes access them only as atomics.
         unsafe { words.as_ref() }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: `map` has created this mapping, and no reference into the mapping outlives this value.
+        if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.length) } {
+            log::warn!("shared memory could not be unmapped: {error}");
+        }
     }
 }
 
@@ -211,7 +208,7 @@ impl SegmentMemory for Segment {
     }
 
     fn read_past_caches(&self, start: usize, target: &mut [u8]) {
-        let source = address(self.base(), Self::length(self), start, target.len());
+        let source = self.address(start, target.len());
         // SAFETY: as in `read`.
         unsafe { copy_past_caches(source, target) }
     }
@@ -233,14 +230,6 @@ impl RoundsMemory for Segment {
     }
 
     fn before_access_in_place(&self, _bytes: *const [u8], _is_write: bool) {}
-}
-
-/// Returns the address of `length` bytes at `offset` of a memory of `memory_length` bytes that begins at `base`.
-pub(super) fn address(base: NonNull<u8>, memory_length: usize, offset: usize, length: usize) -> NonNull<u8> {
-    let is_inside = offset.checked_add(length).is_some_and(|end| end <= memory_length);
-    assert!(is_inside, "an access to shared memory must be inside the memory");
-    // SAFETY: the offset is inside the memory, which begins at `base`, or at its end.
-    unsafe { base.add(offset) }
 }
 
 /// A second, private mapping of a segment's memory. No thread uses the private pages until they replace pages of the
@@ -335,7 +324,7 @@ mod tests {
         }
         assert!(Segment::open(location, 4096, &token).is_err(), "the size is wrong");
         assert!(Segment::open(location, 8192, &[8; TOKEN_BYTES]).is_err(), "the token is wrong");
-        one.close_file();
+        drop(one.take_file());
         assert!(one.location().is_none());
     }
 

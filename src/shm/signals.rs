@@ -143,7 +143,6 @@ impl<M: SegmentMemory> QueueSignals<M> {
         may_sleep
     }
 
-    /// Records that this rank is awake.
     pub fn mark_awake(&self) {
         self.memory.store(self.sleep_flag, 0, Ordering::Relaxed);
     }
@@ -170,19 +169,14 @@ impl<M: SegmentMemory> QueueSignals<M> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{IoSlice, IoSliceMut};
-
-    use super::super::memory::tests::HeapMemory;
-    use super::super::queue::{QueueReceiver, QueueSender};
+    use super::super::segment::Segment;
     use super::*;
-
-    /// A layout whose queues fill up after 4 entries or 256 bytes.
-    const SHORT: HostMemoryLayout = HostMemoryLayout::with_short_queues(2, 4, 256);
 
     #[test]
     fn a_rank_wakes_only_a_receiver_that_sleeps_and_a_sender_that_also_waits_for_space() {
-        let memory = Arc::new(HeapMemory::new(SHORT.bytes()));
-        let [one, other] = [0, 1].map(|rank| QueueSignals::new(Arc::clone(&memory), SHORT, rank));
+        let layout = HostMemoryLayout::with_short_queues(2, 4, 256);
+        let memory = Arc::new(Segment::for_tests(layout.bytes(), 1).remove(0));
+        let [one, other] = [0, 1].map(|rank| QueueSignals::new(Arc::clone(&memory), layout, rank));
         assert!(!one.must_wake_receiver(0) && !one.must_wake_sender(0));
         assert!(other.mark_asleep_unless_changed());
         assert!(!one.must_wake_sender(0), "the other rank does not wait for space");
@@ -195,35 +189,5 @@ mod tests {
         assert!(!one.must_wake_sender(0));
         other.mark_awake();
         assert!(!one.must_wake_receiver(0));
-    }
-
-    #[test]
-    fn a_rank_does_not_fall_asleep_if_a_queue_has_changed() {
-        let memory = Arc::new(HeapMemory::new(SHORT.bytes()));
-        let signals = QueueSignals::new(Arc::clone(&memory), SHORT, 1);
-        let mut sender = QueueSender::new(Arc::clone(&memory), SHORT, 0, 1);
-        let mut receiver = QueueReceiver::new(Arc::clone(&memory), SHORT, 0, 1);
-        assert!(signals.mark_asleep_unless_changed());
-        sender.begin(0);
-        assert!(signals.have_changed() && !signals.mark_asleep_unless_changed());
-        signals.stop_reading(0);
-        assert!(!signals.have_changed(), "this rank does not read the queue yet");
-        signals.resume_reading(0, 0);
-        receiver.read_begin().unwrap();
-        // The peer uses each cell again. A thread that does not know yet which entries this rank has read must not sleep.
-        for _ in 0..8 {
-            sender.write(&[IoSlice::new(&[1; 10])], 0).unwrap();
-            receiver.read(&mut [IoSliceMut::new(&mut [0; 10])], 0).unwrap();
-            assert!(signals.have_changed());
-        }
-        signals.set_next_entry(0, receiver.next_entry());
-        assert!(!signals.have_changed());
-        let mut back = QueueReceiver::new(Arc::clone(&memory), SHORT, 1, 0);
-        let mut to_peer = QueueSender::new(Arc::clone(&memory), SHORT, 1, 0);
-        while to_peer.write(&[IoSlice::new(&[1; 64])], 0).unwrap() > 0 {}
-        signals.wait_for_space(0, to_peer.read_count());
-        assert!(!signals.have_changed());
-        back.read(&mut [IoSliceMut::new(&mut [0; 64])], 0).unwrap();
-        assert!(signals.have_changed() && !signals.mark_asleep_unless_changed());
     }
 }

@@ -345,7 +345,7 @@ fn run(seed: u64) -> (Vec<SimulatedDialer>, SimulatedAcceptor) {
 /// process names the processes that were started with wrong options.
 pub(crate) fn check_handshakes(seed: u64) {
     let (dialers, acceptor) = run(seed);
-    let refused: Vec<String> = acceptor.incoming.refused_ranks().map(ToString::to_string).collect();
+    let refused = acceptor.incoming.refused_ranks();
     let links: Vec<Rank> = acceptor.links.iter().map(|link| link.0).collect();
     for SimulatedDialer { kind, rank, cut, outcome, connection, .. } in &dialers {
         let case = format!("seed {seed}: {kind:?} {rank}, {cut:?}: {outcome:?}; {links:?}");

@@ -92,8 +92,8 @@ struct StepSums {
 }
 
 impl StepSums {
-    fn start() -> Self {
-        Self { started: Instant::now(), steps: 0, samples: 0, loss_sum: 0.0 }
+    fn start(now: Instant) -> Self {
+        Self { started: now, steps: 0, samples: 0, loss_sum: 0.0 }
     }
 
     fn add(&mut self, step: &CompletedStep) {
@@ -106,15 +106,15 @@ impl StepSums {
         self.loss_sum / self.samples.max(1) as f64
     }
 
-    fn samples_per_second(&self) -> f64 {
-        self.samples as f64 / self.started.elapsed().as_secs_f64().max(1e-9)
+    fn samples_per_second(&self, now: Instant) -> f64 {
+        self.samples as f64 / now.saturating_duration_since(self.started).as_secs_f64().max(1e-9)
     }
 }
 
 impl<W: Write> Console<W> {
     /// Creates a console that writes lines to `out`.
     pub fn new(options: ConsoleOptions, out: W) -> Self {
-        let (since_epoch_start, since_last_line) = (StepSums::start(), StepSums::start());
+        let [since_epoch_start, since_last_line] = [Instant::now(); 2].map(StepSums::start);
         let epoch = EpochProgress {
             epoch: 0,
             epochs: 0,
@@ -158,7 +158,7 @@ impl<W: Write> Observer for Console<W> {
     }
 
     fn epoch_started(&mut self, epoch: u64, epochs: u64, steps_done: u64, steps: u64) {
-        let (since_epoch_start, since_last_line) = (StepSums::start(), StepSums::start());
+        let [since_epoch_start, since_last_line] = [Instant::now(); 2].map(StepSums::start);
         self.epoch = EpochProgress { epoch, epochs, steps_done, steps, since_epoch_start, since_last_line };
         let target = match self.options.display {
             ProgressDisplay::None => return,
@@ -181,18 +181,19 @@ impl<W: Write> Observer for Console<W> {
         progress.since_last_line.add(step);
         if let Some(bar) = &self.bar {
             bar.inc(1);
-            let (loss, speed) =
-                (progress.since_epoch_start.mean_loss(), progress.since_epoch_start.samples_per_second());
+            let sums = &progress.since_epoch_start;
+            let (loss, speed) = (sums.mean_loss(), sums.samples_per_second(step.completed_at));
             bar.set_message(format!("loss {loss:.4}  {speed:.0} samples/s"));
         }
         if self.options.log_interval.is_some_and(|interval| progress.since_last_line.steps >= interval.get())
         {
             let EpochProgress { epoch, epochs, steps_done, steps, since_last_line: sums, .. } = progress;
-            let (loss, speed, rate) = (sums.mean_loss(), sums.samples_per_second(), step.learning_rate);
+            let speed = sums.samples_per_second(step.completed_at);
+            let (loss, rate) = (sums.mean_loss(), step.learning_rate);
             let line = format!(
                 "epoch {epoch}/{epochs}, step {steps_done}/{steps}: loss {loss:.4}, lr {rate}, {speed:.0} samples/s"
             );
-            progress.since_last_line = StepSums::start();
+            progress.since_last_line = StepSums::start(step.completed_at);
             self.notice(&line);
         }
     }
@@ -225,6 +226,8 @@ impl<W: Write> Observer for Console<W> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::train::StepTimes;
 
@@ -296,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_line_is_printed_after_each_interval_of_steps() {
-        let mut text = Vec::new();
+        let (mut text, start) = (Vec::new(), Instant::now());
         let options = ConsoleOptions { log_interval: NonZeroU64::new(2), ..ConsoleOptions::default() };
         let mut console = Console::new(options, &mut text);
         for epoch in [1, 2] {
@@ -304,11 +307,21 @@ mod tests {
             for (step, samples) in [(1, 30), (2, 10), (3, 30), (4, 30), (5, 30)] {
                 let loss = f64::from(step);
                 let steps_total = u64::from(step as u32);
-                console.step_taken(&CompletedStep { steps_total, loss, learning_rate: 0.01, samples });
+                let (learning_rate, completed_at) = (0.01, start + Duration::from_secs(steps_total));
+                console.step_taken(&CompletedStep {
+                    steps_total,
+                    loss,
+                    learning_rate,
+                    samples,
+                    completed_at,
+                });
             }
             console.epoch_ended(2, None);
         }
         let text = String::from_utf8(text).unwrap();
+        let speeds: Vec<&str> = text.lines().map(|line| line.rsplit_once(", ").unwrap().1).collect();
+        // The second interval of each epoch has 60 samples in 2 seconds.
+        assert_eq!([speeds[1], speeds[3]], ["30 samples/s"; 2]);
         let lines: Vec<&str> = text.lines().map(|line| line.rsplit_once(", ").unwrap().0).collect();
         // The loss is the mean over all samples of the interval: (30 * 1 + 10 * 2) / 40.
         assert_eq!(

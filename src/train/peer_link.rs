@@ -42,9 +42,9 @@ pub(crate) struct PeerLink {
     request_receiver: Messenger,
     /// The rank of the peer in `group`.
     peer_in_group: Rank,
-    /// The bytes that this rank sent to measure the link when the group was formed. Their number depends on the time that they
-    /// took.
-    bytes_of_measurement: u64,
+    /// The bytes that this rank sent before the first message, for example to measure the link. Their number depends on the time
+    /// that they took.
+    bytes_of_setup: u64,
     /// Memory that the two ranks use in turns.
     memory: Option<Mutex<HandoverBuffer>>,
     /// Whether the connection has failed. Then it is not known which rank has the memory.
@@ -86,14 +86,14 @@ pub(crate) fn connect_pair(group: &mut Group, pair: [Rank; 2]) -> Result<Option<
     isolated.set_timeout(timeout);
     let peer_in_group = if own_rank == pair[0] { Rank::new(1) } else { Rank::ZERO };
     let (peer, host) = (pair[peer_in_group.index()], isolated.host(peer_in_group));
-    let bytes_of_measurement = isolated.statistics().bytes_sent;
+    let bytes_of_setup = isolated.statistics().bytes_sent;
     Ok(Some(PeerLink {
         peer,
         host,
         group: isolated,
         request_receiver,
         peer_in_group,
-        bytes_of_measurement,
+        bytes_of_setup,
         memory: None,
         has_failed: AtomicBool::new(false),
     }))
@@ -134,13 +134,14 @@ impl PeerLink {
     pub(crate) fn share_memory(&mut self, count: usize) -> Result<(), LinkFailure> {
         let memory = self.group.share_in_turns(count).map_err(|error| self.record_failure(&error))?;
         self.memory = memory.map(Mutex::new);
+        self.bytes_of_setup = self.group.statistics().bytes_sent;
         Ok(())
     }
 
     /// Returns the memory that the two ranks use in turns. Returns `None` if there is no such memory, or if the connection has
     /// failed, because then the peer may still use the memory.
     pub(crate) fn memory(&self) -> Option<MutexGuard<'_, HandoverBuffer>> {
-        let memory = self.memory.as_ref().filter(|_| !self.has_failed.load(Ordering::Relaxed))?;
+        let memory = self.memory.as_ref().filter(|_| !self.has_failed())?;
         Some(memory.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -177,6 +178,11 @@ impl PeerLink {
         start().map_err(|error: Error| self.record_failure(&error))
     }
 
+    /// Returns whether an operation of the connection has failed, or this rank has ended the connection.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
     fn record_failure(&self, error: &Error) -> LinkFailure {
         self.has_failed.store(true, Ordering::Relaxed);
         LinkFailure::new(error)
@@ -199,9 +205,9 @@ impl PeerLink {
         self.group.messenger()
     }
 
-    /// Returns the number of bytes that this rank has sent to the peer, without those that measured the link.
+    /// Returns the number of bytes that this rank has sent to the peer in messages.
     pub(crate) fn bytes_sent(&self) -> u64 {
-        self.group.statistics().bytes_sent - self.bytes_of_measurement
+        self.group.statistics().bytes_sent - self.bytes_of_setup
     }
 }
 

@@ -1,5 +1,7 @@
 //! Reports the progress of a run to the caller.
 
+use std::time::Instant;
+
 use super::measurements::RankMeasurements;
 use super::report::EpochRecord;
 
@@ -20,7 +22,7 @@ pub trait Observer {
     /// Called before each step. `samples` holds the rows of the training set that this rank processes in this step.
     /// `epoch` and `batch` count from 0. This function is not called with a parameter server.
     fn batch_started(&mut self, _epoch: u64, _batch: u64, _samples: &[u32]) {}
-    /// Called after each step.
+    /// Called after each step. With a parameter server, called at most 50 ms later, and for several steps one after the other.
     fn step_taken(&mut self, step: &CompletedStep);
     /// Called after [`step_taken`](Self::step_taken), with what this rank has measured. Not called with a parameter server and
     /// with gossip.
@@ -45,6 +47,8 @@ pub struct CompletedStep {
     pub learning_rate: f32,
     /// The number of samples that all ranks together processed in this step.
     pub samples: u64,
+    /// The time at the end of the step.
+    pub completed_at: Instant,
 }
 
 /// An observer that does nothing.

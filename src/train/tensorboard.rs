@@ -185,6 +185,8 @@ impl Observer for EventRecorder<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[derive(Default)]
@@ -215,6 +217,7 @@ mod tests {
                     loss: 1.0,
                     learning_rate: 0.1,
                     samples: 5,
+                    completed_at: Instant::now(),
                 });
             }
             let file = fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap().path();
@@ -242,7 +245,8 @@ mod tests {
         let mut lines = LineCollector::default();
         let mut recorder = EventRecorder::with_first_repeated_step(&mut lines, &options, None);
         for steps_total in 1..4 {
-            recorder.step_taken(&CompletedStep { steps_total, loss: 1.0, learning_rate: 0.1, samples: 5 });
+            let (loss, learning_rate, samples, completed_at) = (1.0, 0.1, 5, Instant::now());
+            recorder.step_taken(&CompletedStep { steps_total, loss, learning_rate, samples, completed_at });
         }
         assert_eq!(lines.0.len(), 1, "{:?}", lines.0);
         assert!(

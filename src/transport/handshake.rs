@@ -12,9 +12,7 @@ use crate::wire::handshake::{Dialer, Handshake, HandshakeError, Introduction, Jo
 /// The secret, the job and the rank of this process, for handshakes.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The job's secret.
     pub secret: Secret,
-    /// The job to which this process belongs.
     pub job: Job,
     /// This process's rank; `None` for a launcher's rendezvous.
     pub rank: Option<Rank>,
@@ -27,7 +25,6 @@ impl Identity {
     }
 }
 
-/// The state of an outgoing handshake.
 pub enum DialProgress {
     /// The peer's machine has not accepted the connection yet.
     Connecting,
@@ -41,7 +38,6 @@ pub enum DialProgress {
     Failed(DialError),
 }
 
-/// Why an outgoing connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     /// The network failed, or the other end refused the connection.
@@ -95,10 +91,9 @@ fn is_closed_by_peer(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
-/// Sends and receives a handshake's messages. Returns true if the handshake is complete, and false if more data must
-/// arrive. Each message fits into any socket buffer, and the two sides send in turn, so a write that would block is an
-/// error. The last message of a handshake is the acceptor's verdict. If the verdict accepts the connection, this function
-/// does not send the verdict: the caller sends it.
+/// Sends and receives a handshake's messages. Returns whether the handshake is complete; if not, more data must arrive. Each
+/// message fits into any socket buffer, and the two sides send in turn, so a write that would block is an error. The last
+/// message is the acceptor's verdict. The caller sends a verdict that accepts the connection.
 pub(crate) fn advance_handshake<S: Read + Write>(
     stream: &mut S,
     handshake: &mut dyn Handshake,
@@ -129,9 +124,4 @@ pub(crate) fn advance_handshake<S: Read + Write>(
             Err(error) => return Err(error.into()),
         }
     }
-}
-
-/// Generates a random nonce for a handshake.
-pub(crate) fn random_nonce() -> [u8; NONCE_BYTES] {
-    rand::random()
 }

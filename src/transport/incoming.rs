@@ -11,8 +11,8 @@
 //!
 //! This module opens no sockets and reads no clock, so the simulation runs it with simulated connections.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -20,7 +20,6 @@ use std::time::Duration;
 use mio::Token;
 use mio::net::TcpStream;
 
-use super::eviction::{self, PendingConnection};
 use super::handshake::{DialError, Identity, advance_handshake};
 use super::refusal_log::RefusalLog;
 use crate::types::Rank;
@@ -32,8 +31,7 @@ use crate::wire::handshake::{
 /// The time-out of a handshake. If this rank calls [`IncomingConnections::expire`] late, at most 1 s of the time since the
 /// previous call counts toward the time-out.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum number of handshakes in progress. If a further connection arrives, the connection that is least likely to
-/// belong to a rank is closed.
+/// The maximum number of handshakes in progress. A further connection closes one that probably belongs to no rank.
 pub const PENDING_HANDSHAKES_MAX: usize = 256;
 /// While handshakes are in progress, a rank that is not busy calls [`IncomingConnections::expire`] again after at most
 /// this time. If the rank calls later, for example after 60 s, only 1 s counts toward the time-out of the handshakes.
@@ -48,7 +46,6 @@ const LATE_REPLY_CONNECTIONS_MAX: usize = 64;
 pub struct AcceptedConnection<S = TcpStream> {
     /// The connection, which is registered under `token`.
     pub stream: S,
-    /// The token of the connection.
     pub token: Token,
     /// Which rank dialed, and for which purpose.
     pub introduction: Introduction,
@@ -57,31 +54,11 @@ pub struct AcceptedConnection<S = TcpStream> {
 }
 
 impl<S: Write> AcceptedConnection<S> {
-    /// Sends the verdict, which accepts the connection. After that, both ends use the connection for the link. Returns an error
-    /// if the connection is lost.
+    /// Sends the verdict, which accepts the connection for the link. Returns an error if the connection is lost.
     pub fn confirm(mut self) -> io::Result<S> {
         // The verdict fits into the send buffer, because the connection has carried only the handshake.
         self.stream.write_all(&self.verdict)?;
         Ok(self.stream)
-    }
-}
-
-/// A process that the listener refused, because the process belongs to another job or has different options.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RefusedRank {
-    /// The rank that the process claims to be, or `None` if the process has not sent a rank.
-    claimed: Option<Rank>,
-    host: IpAddr,
-    reason: String,
-}
-
-impl fmt::Display for RefusedRank {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { claimed, host, reason } = self;
-        match claimed {
-            Some(rank) => write!(f, "a process at {host} that says it is rank {rank} was refused: {reason}"),
-            None => write!(f, "a process at {host} was refused: {reason}"),
-        }
     }
 }
 
@@ -95,8 +72,7 @@ struct IncomingHandshake<S> {
     elapsed: Duration,
 }
 
-/// A connection of an isolated group: the number of the group, the rank that dials, and the number of the connection within its
-/// link.
+/// A connection of an isolated group: the number of the group, the dialing rank, and the number within the link.
 type ExpectedConnection = (u64, Rank, u8);
 
 /// Creates the reply to a rank that connects after the job has started, or after the start of the job has failed.
@@ -105,7 +81,6 @@ type LateReplyFunction = Box<dyn Fn(Rank) -> Vec<u8> + Send>;
 /// The connections whose handshake is in progress, and the accepted connections that the owner has not taken yet.
 pub struct IncomingConnections<S> {
     identity: Identity,
-    /// The connections whose handshake is in progress.
     pending: BTreeMap<Token, IncomingHandshake<S>>,
     /// The connections whose handshake is complete, and which the owner has not taken yet.
     accepted: VecDeque<AcceptedConnection<S>>,
@@ -114,8 +89,8 @@ pub struct IncomingConnections<S> {
     /// The time of the last call of [`IncomingConnections::expire`].
     expired_at: Duration,
     pub(super) log: RefusalLog,
-    /// The first refused processes, at most [`REFUSED_RANKS_MAX`].
-    refused: VecDeque<RefusedRank>,
+    /// Descriptions of the first refused processes that claim to belong to a job, at most [`REFUSED_RANKS_MAX`].
+    refused: Vec<String>,
     late_reply: Option<LateReplyFunction>,
     /// The connections on which the reply to a late rank has been sent.
     replied: VecDeque<S>,
@@ -131,19 +106,17 @@ impl<S: Read + Write> IncomingConnections<S> {
             expected: BTreeSet::new(),
             expired_at: Duration::ZERO,
             log: RefusalLog::default(),
-            refused: VecDeque::new(),
+            refused: Vec::new(),
             late_reply: None,
             replied: VecDeque::new(),
         }
     }
 
-    /// Returns the secret, the job and the rank of this process.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Adds a connection from `address`, and begins its handshake. A later connection must have a higher token. `nonce` must
-    /// be random.
+    /// Adds a connection, and begins its handshake. A later connection has a higher token. `nonce` must be random.
     pub fn add(
         &mut self,
         now: Duration,
@@ -161,7 +134,6 @@ impl<S: Read + Write> IncomingConnections<S> {
         self.continue_handshake(now, token);
     }
 
-    /// Returns whether the handshake of this connection is in progress.
     pub fn is_pending(&self, token: Token) -> bool {
         self.pending.contains_key(&token)
     }
@@ -172,24 +144,22 @@ impl<S: Read + Write> IncomingConnections<S> {
         self.accepted.remove(index)
     }
 
-    /// From now on, each of the ranks `from` may open a link of `streams` connections for the isolated group with the number
-    /// `group`.
+    /// From now on, each of the ranks `from` may open a link of `streams` connections for this isolated group.
     pub fn expect_isolated_links(&mut self, group: u64, from: impl IntoIterator<Item = Rank>, streams: u8) {
         let connections =
             from.into_iter().flat_map(|rank| (0..streams).map(move |index| (group, rank, index)));
         self.expected.extend(connections);
     }
 
-    /// From now on, refuses connections of this isolated group. Removes and returns those that have been accepted, in the order
-    /// in which they were accepted.
+    /// From now on, refuses connections of this isolated group. Removes and returns those that have been accepted, in order.
     pub fn take_isolated_links(&mut self, group: u64) -> Vec<AcceptedConnection<S>> {
         self.expected.retain(|&(expected, ..)| expected != group);
         std::iter::from_fn(|| self.take(ConnectionPurpose::IsolatedLink(group))).collect()
     }
 
-    /// Returns the first refused processes, each process once, at most `REFUSED_RANKS_MAX` processes.
-    pub fn refused_ranks(&self) -> impl Iterator<Item = &RefusedRank> {
-        self.refused.iter()
+    /// Returns descriptions of the first refused processes, because they belong to another job or have different options.
+    pub fn refused_ranks(&self) -> &[String] {
+        &self.refused
     }
 
     /// From now on, sends the bytes that `reply(rank)` returns to each rank that connects to the rendezvous, and to those ranks
@@ -199,7 +169,6 @@ impl<S: Read + Write> IncomingConnections<S> {
         self.send_late_replies(now);
     }
 
-    /// Sends the reply to all late ranks whose connections have been accepted.
     fn send_late_replies(&mut self, now: Duration) {
         let Some(reply) = self.late_reply.take() else { return };
         while let Some(accepted) = self.take(ConnectionPurpose::Rendezvous) {
@@ -238,7 +207,6 @@ impl<S: Read + Write> IncomingConnections<S> {
         handshakes.into_iter().chain(self.log.deadline()).min()
     }
 
-    /// Advances a handshake as far as possible without blocking.
     pub fn continue_handshake(&mut self, now: Duration, token: Token) {
         let Some(pending) = self.pending.get_mut(&token) else { return };
         let address = pending.address;
@@ -285,12 +253,11 @@ impl<S: Read + Write> IncomingConnections<S> {
 
     /// Closes the pending connection that is least likely to belong to a rank.
     fn evict_connection(&mut self, now: Duration) {
-        let connections = self.pending.iter().map(|(&token, pending)| PendingConnection {
-            token,
-            address: pending.address.ip(),
-            is_silent: pending.handshake.has_received_nothing(),
-        });
-        let Some(token) = eviction::choose(connections) else { return };
+        let connections = self
+            .pending
+            .iter()
+            .map(|(&token, pending)| (token, pending.address.ip(), pending.handshake.has_received_nothing()));
+        let Some(token) = choose_for_eviction(connections) else { return };
         let Some(IncomingHandshake { address, .. }) = self.pending.remove(&token) else { return };
         self.log.log_or_count(
             now,
@@ -306,10 +273,10 @@ impl<S: Read + Write> IncomingConnections<S> {
             // The process is another program, for example a port scanner.
             _ => return,
         };
-        let refused = RefusedRank { claimed, host, reason };
-        if !self.refused.contains(&refused) {
-            self.refused.push_back(refused);
-            self.refused.truncate(REFUSED_RANKS_MAX);
+        let claim = claimed.map(|rank| format!(" that says it is rank {rank}")).unwrap_or_default();
+        let refused = format!("a process at {host}{claim} was refused: {reason}");
+        if self.refused.len() < REFUSED_RANKS_MAX && !self.refused.contains(&refused) {
+            self.refused.push(refused);
         }
     }
 
@@ -349,5 +316,38 @@ fn expectation(introduction: Introduction) -> Option<ExpectedConnection> {
     match purpose {
         ConnectionPurpose::IsolatedLink(group) => Some((group, from, index)),
         ConnectionPurpose::Link | ConnectionPurpose::Rendezvous => None,
+    }
+}
+
+/// Returns which of the pending connections to close first: the oldest one of the address with the most connections. A later
+/// connection has a higher token. If some connections are silent, only these count: a rank sends its hello at once.
+fn choose_for_eviction(connections: impl Iterator<Item = (Token, IpAddr, bool)> + Clone) -> Option<Token> {
+    let has_silent = connections.clone().any(|(.., is_silent)| is_silent);
+    let mut by_address: BTreeMap<IpAddr, (usize, Reverse<Token>)> = BTreeMap::new();
+    for (token, address, _) in connections.filter(|(.., is_silent)| *is_silent == has_silent) {
+        let (count, oldest) = by_address.entry(address).or_insert((0, Reverse(token)));
+        *count += 1;
+        *oldest = Reverse(token).max(*oldest);
+    }
+    by_address.into_values().max().map(|(_, Reverse(oldest))| oldest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_connection_of_the_address_with_the_most_connections_is_closed_first() {
+        let connection =
+            |(token, last)| (Token(token), IpAddr::from([10, 0, 0, last]), ![3, 6].contains(&token));
+        let mut connections = [(2, 1), (3, 2), (4, 2), (5, 2), (6, 3), (7, 3)].map(connection).to_vec();
+        let mut closed = Vec::new();
+        while let Some(chosen) = choose_for_eviction(connections.iter().copied()) {
+            connections.retain(|(token, ..)| *token != chosen);
+            closed.push(chosen.0);
+        }
+        // Address 2 has two silent connections, 4 and 5, so connection 4 is closed first. Then each address has one silent
+        // connection, and the oldest of the three is closed: connection 2.
+        assert_eq!(closed, [4, 2, 5, 7, 3, 6]);
     }
 }

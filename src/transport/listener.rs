@@ -11,14 +11,13 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Registry, Token, Waker};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::handshake::{Identity, random_nonce};
+use super::handshake::Identity;
 use super::incoming::{IncomingConnections, PENDING_HANDSHAKES_MAX};
 use super::poller::{Event, FIRST_TOKEN, Poller};
 
-/// The maximum number of connections that one call of [`Listener::serve`] accepts. Without this limit, programs that
-/// connect again and again could prevent the listener from serving its other connections. The limit is lower than
-/// [`PENDING_HANDSHAKES_MAX`], so that a new connection stays open until the listener has read the connection's first
-/// message.
+/// The maximum number of connections that one call of [`Listener::serve`] accepts, so that it also serves its other
+/// connections. The limit is lower than [`PENDING_HANDSHAKES_MAX`], so that a new connection stays open until its first message
+/// has been read.
 const ACCEPTS_PER_SERVE_MAX: usize = 64;
 const _: () = assert!(ACCEPTS_PER_SERVE_MAX * 2 <= PENDING_HANDSHAKES_MAX);
 /// The pause after a failed attempt to accept a connection, for example because there was no free file descriptor.
@@ -27,7 +26,6 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// `somaxconn` may lower this number. If the queue is full, the kernel does not answer, and the dialer waits and may
 /// time out.
 const ACCEPT_BACKLOG: i32 = 4096;
-/// The token of the listening socket.
 const LISTENER: Token = Token(0);
 
 /// Listens on `address`. `set_options` sets the options of the socket. Returns an error if the operating system refuses the
@@ -71,8 +69,7 @@ impl Listener {
         self.socket.iter().map(AsRawFd::as_raw_fd).chain(incoming).collect()
     }
 
-    /// Creates a listener from a listening socket. Returns an error if the operating system refuses an event queue or a socket
-    /// option.
+    /// Creates a listener. Returns an error if the operating system refuses an event queue or a socket option.
     pub fn new(listener: StdListener, identity: Identity) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut socket = TcpListener::from_std(listener);
@@ -81,8 +78,7 @@ impl Listener {
         Ok(Self { socket: Some(socket), ..without_port })
     }
 
-    /// Creates the event queue of a process to which no process connects. Returns an error if the operating system refuses an
-    /// event queue.
+    /// Creates a listener to which no process connects. Returns an error if the operating system refuses an event queue.
     pub fn without_port(identity: Identity) -> io::Result<Self> {
         let poller = Poller::new()?;
         let registry = poller.registry()?;
@@ -97,13 +93,11 @@ impl Listener {
         })
     }
 
-    /// Returns whether other processes can connect.
     pub fn has_port(&self) -> bool {
         self.socket.is_some()
     }
 
-    /// Returns the address of the listening socket. Returns an error if the operating system does not return the address, or
-    /// there is no listening socket.
+    /// Returns the address of the listening socket, or an error if there is none.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?.local_addr()
     }
@@ -113,7 +107,6 @@ impl Listener {
         &self.registry
     }
 
-    /// Returns a token that is not in use.
     pub fn new_token(&mut self) -> Token {
         self.next_token += 1;
         Token(self.next_token)
@@ -124,8 +117,7 @@ impl Listener {
         self.poller.take()
     }
 
-    /// Returns the waker with which another thread ends [`Listener::wait`]. Returns `None` after a call of
-    /// [`Listener::take_poller`].
+    /// Returns the waker, with which another thread ends [`Listener::wait`]; `None` after [`Listener::take_poller`].
     pub fn waker(&self) -> Option<Arc<Waker>> {
         self.poller.as_ref().map(Poller::waker)
     }
@@ -188,8 +180,7 @@ impl Listener {
                         io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
                     ) => {}
                 Err(error) => {
-                    // An attempt to accept fails, for example, if there is no free file descriptor. The kernel
-                    // reports waiting connections only once, so try again later.
+                    // For example, no file descriptor is free. The kernel reports waiting connections only once, so try again.
                     self.accept_at = now + ACCEPT_RETRY_DELAY;
                     self.incoming.log.log_or_count(
                         now,
@@ -208,6 +199,6 @@ impl Listener {
             log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
             return;
         }
-        self.incoming.add(now, token, stream, address, random_nonce());
+        self.incoming.add(now, token, stream, address, rand::random());
     }
 }

@@ -1,12 +1,11 @@
 //! Links to the ranks of this host, whose bytes go through queues in shared memory.
 //!
-//! Every link begins on its socket. Each direction changes over to a queue on its own: the first entry of the queue says how
-//! many bytes of the link the sender has sent over the socket. The receiver reads so many bytes from the socket, and all further
-//! bytes from the queue. So a direction can change over at any time, even in the middle of a frame.
+//! Every link begins on its socket. Each direction changes over to a queue on its own, even in the middle of a frame: the first
+//! entry of the queue says how many bytes of the link the sender has sent over the socket. The receiver reads so many bytes
+//! from the socket, and all further bytes from the queue.
 //!
-//! After the change-over, the socket carries only bytes that wake the receiver ([`QueueSignals`]), and its end. The receiver
-//! drops these bytes. The end of the socket is the end of the link, after all entries of the queue have been read: the entries
-//! may contain the reason.
+//! After the change-over, the socket carries only bytes that wake the receiver ([`QueueSignals`]), which drops them, and its
+//! end. That is the end of the link, after all entries of the queue have been read: the entries may contain the reason.
 
 mod message;
 mod messages;
@@ -44,7 +43,6 @@ struct SocketBytes {
     received: u64,
 }
 
-/// The links to the other ranks of this host.
 struct LocalLinks<M> {
     links: RankMap<LocalLink<M>>,
     signals: Arc<QueueSignals<M>>,
@@ -52,7 +50,6 @@ struct LocalLinks<M> {
     has_wake_bytes: bool,
 }
 
-/// The link to another rank of this host.
 struct LocalLink<M> {
     /// The number of the peer in [`QueueSignals`].
     index: usize,
@@ -65,11 +62,9 @@ struct LocalLink<M> {
     socket_total: Option<u64>,
     /// The value of [`QueueSender::read_count`] when the queue to the peer was found full.
     full_at: Option<u64>,
-    /// Why the socket has ended.
     socket_end: Option<String>,
     /// What is wrong with the words of the peer, if this rank noticed it while sending.
     problem: Option<QueueError>,
-    /// Whether this rank has closed its sending direction.
     is_closed: bool,
     /// The header of the message that is being read as a frame.
     header: [u8; HEADER_BYTES],
@@ -77,7 +72,6 @@ struct LocalLink<M> {
     header_left: usize,
 }
 
-/// Where this rank receives the bytes of a link.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Receiving {
     Socket,
@@ -96,7 +90,6 @@ struct LinkContext<'a, S, M> {
 }
 
 impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
-    /// Creates links that use only sockets.
     pub fn new(sockets: S, world: WorldSize) -> Self {
         Self { sockets, socket_bytes: vec![SocketBytes::default(); world.as_usize()], local: None }
     }
@@ -125,15 +118,17 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         self.local = None;
     }
 
-    /// Sends through the queues from now on. All ranks of this host must have added their queues.
-    pub fn change_over(&mut self) {
-        let peers: Vec<Rank> =
-            self.local.iter().flat_map(|local| local.links.iter().map(|(peer, _)| peer)).collect();
-        for peer in peers {
-            if let Some((link, mut context)) = self.local_link(peer) {
+    /// Sends through the queues from now on. All ranks of this host must have added their queues. Returns the number of each of
+    /// these ranks in the signals.
+    pub fn change_over(&mut self) -> RankMap<usize> {
+        let mut numbers = RankMap::default();
+        for rank in (0..self.socket_bytes.len() as u32).map(Rank::new) {
+            if let Some((link, mut context)) = self.local_link(rank) {
                 link.begin_sending(&mut context);
+                numbers.insert(rank, link.index);
             }
         }
+        numbers
     }
 
     /// Returns whether wake bytes have been read since the last call. If another thread than the reader sleeps, the reader must
@@ -149,7 +144,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         Some((link, LinkContext { peer, sockets: &mut self.sockets, socket_bytes, signals, has_wake_bytes }))
     }
 
-    /// Sends the bytes of `parts` in order, as many as possible without blocking.
     pub fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
         if let Some((link, mut context)) = self.local_link(peer)
             && link.is_sending
@@ -157,9 +151,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
             return link.send(&mut context, parts);
         }
         let sent = self.sockets.send(peer, parts);
-        if let (&TransferResult::Bytes(count), Some(bytes)) = (&sent, self.socket_bytes.get_mut(peer.index()))
-        {
-            bytes.sent += count as u64;
+        if let Some(socket_bytes) = self.socket_bytes.get_mut(peer.index()) {
+            socket_bytes.sent += sent.bytes().unwrap_or(0) as u64;
         }
         sent
     }
@@ -172,15 +165,12 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
             return link.receive(&mut context, parts);
         }
         let received = self.sockets.receive(peer, parts);
-        if let (&TransferResult::Bytes(count), Some(bytes)) =
-            (&received, self.socket_bytes.get_mut(peer.index()))
-        {
-            bytes.received += count as u64;
+        if let Some(socket_bytes) = self.socket_bytes.get_mut(peer.index()) {
+            socket_bytes.received += received.bytes().unwrap_or(0) as u64;
         }
         received
     }
 
-    /// Closes the sending direction of the link to `peer`. Data from the peer can still be received.
     pub fn close_sending(&mut self, peer: Rank) {
         if let Some((link, context)) = self.local_link(peer) {
             link.is_closed = true;
@@ -209,7 +199,6 @@ impl<M: SegmentMemory> LocalLink<M> {
         }
     }
 
-    /// Sends through the queue from now on.
     fn begin_sending<S: SocketTransport>(&mut self, context: &mut LinkContext<'_, S, M>) {
         if !self.is_sending {
             self.is_sending = true;
@@ -378,8 +367,7 @@ impl<M: SegmentMemory> LocalLink<M> {
         Ok(())
     }
 
-    /// Reads the socket once. Returns `None` if the caller must look at the queue again: after wake bytes, and after the end of
-    /// the socket.
+    /// Reads the socket once. After wake bytes, and after its end, returns `None`: then look at the queue again.
     fn receive_from_socket<S: SocketTransport>(
         &mut self,
         context: &mut LinkContext<'_, S, M>,
@@ -433,8 +421,7 @@ impl<M: SegmentMemory> LocalLink<M> {
         TransferResult::Corrupt(why)
     }
 
-    /// Records that this rank waits no more for entries or space. Otherwise, a link that is never read again would keep this rank
-    /// awake.
+    /// Records that this rank waits no more for entries or space: a link that is not read must not keep it awake.
     fn stop_waiting<S>(&mut self, context: &LinkContext<'_, S, M>) {
         self.full_at = None;
         context.signals.stop_reading(self.index);

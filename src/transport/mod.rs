@@ -3,7 +3,6 @@
 // Bytes from other processes must not cause a panic.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
 
-mod eviction;
 pub mod handshake;
 pub mod incoming;
 pub mod listener;
@@ -68,8 +67,7 @@ pub trait SocketTransport {
         false
     }
 
-    /// Returns a peer that has opened a link without a request of this rank, or `None` if there is no such peer. Each such
-    /// link is reported once.
+    /// Returns a peer that has opened a link without a request of this rank, if there is one. Reports each link once.
     fn take_incoming_link(&mut self) -> Option<Rank>;
 
     /// Sends one byte to `peer`, whose thread sleeps until its socket has data. If the link is lost, does nothing. Does not

@@ -16,20 +16,17 @@ const WAKER: Token = Token(1);
 /// The lowest token that the owner of a poller may give to a socket.
 pub(crate) const FIRST_TOKEN: usize = 2;
 
-/// An event on a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
     /// The token with which the socket was registered.
     pub token: Token,
     /// The socket may be readable, or has been closed.
     pub is_readable: bool,
-    /// The socket may be writable.
     pub is_writable: bool,
     /// The peer has closed its sending direction: no data follow the data that have arrived.
     pub is_ended: bool,
 }
 
-/// The queue of socket events.
 pub struct Poller {
     poll: Poll,
     events: Events,

@@ -1,5 +1,4 @@
-//! Limits the number of log lines about refused connections. Without a limit, any host that reaches the port could
-//! fill the log.
+//! Limits the number of log lines about refused connections, because any host that reaches the port may connect.
 
 use std::fmt;
 use std::time::Duration;

@@ -7,17 +7,16 @@ const TIME_SLICE_NS: u64 = 100_000;
 const THIS_THREAD: libc::pid_t = 0;
 const NO_FLAGS: libc::c_uint = 0;
 
-/// Asks the scheduler to give the calling thread short time slices, so that the thread runs soon after it is woken.
-/// Returns the operating system's error if the system refuses the request. After an error, the thread has its previous time
-/// slices and can continue.
+/// Asks the scheduler to give the calling thread short time slices. Returns the operating system's error if it refuses; then
+/// the thread continues with its previous time slices.
 ///
-/// A thread that moves bytes is woken often and runs for microseconds. If computing threads use the same processor, the
-/// thread that moves bytes waits until the long slices of the computing threads end, and the peers of this rank wait too.
-/// Short slices do not change the thread's share of the processor.
+/// A thread that moves bytes is woken often and runs for microseconds. Otherwise it would wait until the long slices of
+/// computing threads on the same processor end, and the peers of this rank would wait too. Short slices do not change its share
+/// of the processor.
 ///
-/// Linux 6.12 and later gives a `SCHED_OTHER` thread slices of the requested length; see sched(7). Earlier versions
-/// ignore the request. For other scheduling policies, this function does nothing. Theory: Stoica and Abdel-Wahab,
-/// "Earliest eligible virtual deadline first", 1995.
+/// Linux 6.12 and later gives a `SCHED_OTHER` thread slices of the requested length; see sched(7). Earlier versions ignore the
+/// request. For other scheduling policies, this function does nothing. Theory: Stoica and Abdel-Wahab, "Earliest eligible
+/// virtual deadline first", 1995.
 pub(crate) fn request_short_slices() -> io::Result<()> {
     let mut attributes = read_attributes()?;
     if attributes.sched_policy != libc::SCHED_OTHER as u32 {
@@ -30,7 +29,6 @@ pub(crate) fn request_short_slices() -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Reads the scheduling attributes of the calling thread.
 fn read_attributes() -> io::Result<libc::sched_attr> {
     // Linux 3.14 and later accepts attributes of this size.
     let size = size_of::<libc::sched_attr>() as u32;

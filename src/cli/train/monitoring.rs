@@ -220,7 +220,7 @@ impl Observer for StatusObserver<'_> {
     fn step_taken(&mut self, step: &CompletedStep) {
         self.observer.step_taken(step);
         let mut live = lock(&self.live);
-        live.last_step = Some((Instant::now(), step.learning_rate));
+        live.last_step = Some((step.completed_at, step.learning_rate));
         let status = &mut live.status;
         (status.step, status.stage) = (step.steps_total, RunStage::Training);
         status.loss = finite(step.loss);

@@ -1,9 +1,8 @@
 //! A collective in shared memory that its caller executes itself, and for which it takes no lock unless it has to sleep.
 //!
-//! [`BlockingCollective`] is a state machine without clock, lock and threads, so simulations also run it. The caller polls the
-//! collective. If the collective waits for other ranks, the caller looks at their posts for a short time, and then sleeps until a
-//! socket has data: a peer that posts elements for a sleeping rank sends a wake frame to this rank. So a sleeping thread also
-//! notices that a peer has exited or that the job has failed.
+//! [`BlockingCollective`] is a state machine without clock, lock and threads, so simulations also run it. A caller that waits
+//! for other ranks looks at their posts for a short time, and then sleeps until a socket has data: a peer that posts for a
+//! sleeping rank sends a wake frame. So a sleeping thread also notices that a peer has exited or that the job has failed.
 
 use std::mem;
 use std::ops::DerefMut;
@@ -15,9 +14,8 @@ use std::time::Instant;
 use super::Driver;
 use super::core::Core;
 use super::core_lock::PollProgress;
-use super::recording::operation_start;
 use super::shared::DriverShared;
-use super::tasks::{BegunShort, SpecAndKernels};
+use super::tasks::{BegunShort, SpecAndKernels, operation_start};
 use super::threads::ThreadedDriver as _;
 use crate::engine::{Engine, OpId, OperationRequest, Timestamp};
 use crate::observe::event::{Direction, EventNumber, EventStatus};
@@ -33,11 +31,9 @@ use crate::shm::{RoundsMemory, pause_between_looks};
 use crate::transport::SocketTransport;
 use crate::types::{Rank, Site};
 
-/// The number of times that a thread polls shared memory before it also yields its processor between the polls. So many polls
-/// take a few microseconds.
+/// The number of polls, which take a few microseconds, before a thread also yields its processor between the polls.
 const SPINS_BEFORE_YIELD: u32 = 1000;
-/// The number of times that a short call yields its processor before it goes on as an operation, which also handles failures and
-/// deadlines.
+/// The number of yields before a short call goes on as an operation, which also handles failures and deadlines.
 const YIELDS_OF_SHORT_CALL: u32 = 16;
 
 /// A collective in shared memory that its caller executes itself. `H` refers to the rounds of the group.
@@ -124,7 +120,6 @@ impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H>
         self.engine_id
     }
 
-    /// Returns the rounds.
     #[cfg(test)]
     pub(crate) fn into_rounds(self) -> H {
         self.host_rounds
@@ -152,7 +147,6 @@ pub(super) fn record_calls<M: RoundsMemory>(
     }
 }
 
-/// Fails the job because of an operation in shared memory.
 pub(super) fn fail_because<M: RoundsMemory>(
     engine: &mut Engine,
     group: u32,
@@ -253,7 +247,7 @@ impl Driver {
         if let Some(id) = collective.engine_id() {
             let mut core = self.shared.lock();
             core.link_driver.engine_mut().end_external(id);
-            core.unlink_event(id);
+            core.recorded.remove(&id);
         }
         if let (Some(recorder), Some(event)) = (self.shared.recorder.get(), event) {
             recorder.finish(event, if result.is_ok() { EventStatus::Completed } else { EventStatus::Failed });
@@ -293,9 +287,8 @@ impl Driver {
                 SleepDecision::Failed => return Err(self.shared.fail(core)),
                 SleepDecision::Allowed => {}
             }
-            if let Some(id) = collective.engine_id() {
-                core.link_event(id, event);
-            }
+            // The flight recorder names the ranks for which the engine's operation waits.
+            core.recorded.extend(collective.engine_id().zip(event));
             core = self.shared.drive(core, self.shared.now(), interrupt_check);
             if interrupt_check.is_some_and(|interrupt_check| self.shared.now() >= interrupt_check) {
                 drop(core);

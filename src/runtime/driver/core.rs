@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::core_lock::{DrivenCore, PollProgress};
 use super::link_stages::{BlockId, LinkStages};
 use super::poll_time::PollTime;
-use super::tasks::{OperationOutput, RoundsKey, ShmTask, StagedCollective, Submission};
+use super::tasks::{OperationOutput, RoundsKey, ShmTask, StagedCollective, Submission, operation_start};
 use crate::engine::{Envelope, Failure, NOTIFY_TIMEOUT, OpId, OperationRequest, Timestamp};
 use crate::observe::event::{EventNumber, EventStatus};
 use crate::observe::recorder::Recorder;
@@ -33,7 +33,6 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     /// After a failure of the job: until this time, this rank tells the peers and receives their reports. `None` until the core
     /// has noticed the failure. The engine of the link driver has the failure itself.
     notify_until: Option<Timestamp>,
-    /// The active operations.
     pub(crate) active_ids: SortedSet<OpId>,
     /// The results of ended operations that no thread has taken.
     pub(crate) results: SortedMap<OpId, Result<OperationOutput, Error>>,
@@ -50,12 +49,10 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(super) statistics: Statistics,
     /// The active operations in shared memory that their callers do not execute themselves.
     pub(super) shm_tasks: BTreeMap<OpId, ShmTask>,
-    /// The rounds in which the core executes operations: rounds that groups have handed over.
+    /// The rounds that groups have handed over.
     pub(crate) rounds: BTreeMap<RoundsKey, Box<HostRounds<M>>>,
-    /// The stages over links of collectives of several stages. They have parts of buffers, so they must be dropped before the
-    /// owners of the buffers in `staged_collectives`.
+    /// They have parts of buffers, so they must be dropped before the owners of the buffers in `staged_collectives`.
     pub(super) link_stages: LinkStages,
-    /// The active collectives of several stages.
     pub(super) staged_collectives: BTreeMap<OpId, StagedCollective>,
     /// For each active stage of such a collective: the collective and the index of its block.
     pub(super) stage_of: BTreeMap<OpId, BlockId>,
@@ -110,7 +107,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         submission: Submission,
         is_awaited: bool,
     ) -> Option<OpId> {
-        let event = self.record_submission(now, &request, &submission);
+        let start = || operation_start(&request, submission.direction(), now);
+        let event = self.recorder.as_ref().map(|recorder| recorder.submit(&start()));
         let begun = match submission {
             Submission::Collective(blocks, buffer_and_reduction, encoding)
                 if request.contract.algorithm == Algorithm::Hierarchy || encoding.is_some() =>
@@ -125,8 +123,12 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                 self.link_driver.receive_message(now, request, pattern, memory)
             }
         };
-        self.record_begin(event, begun.as_ref().ok().copied());
+        // If the core could not begin the operation, the job has failed, and the operation in its record is still active.
         let id = begun.ok()?;
+        if let (Some(recorder), Some(event)) = (&self.recorder, event) {
+            recorder.begin(event, recorder.now());
+            self.recorded.insert(id, event);
+        }
         self.active_ids.insert(id);
         self.busy_since.get_or_insert(now);
         self.shm_counters.does_core_count.store(true, Ordering::Relaxed);
@@ -224,8 +226,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         !active_ids.is_empty()
     }
 
-    /// Discards the result of an operation, because its handle was dropped. If the operation is a receive that has not matched a
-    /// message, cancels the receive.
+    /// Discards the result of an operation, because its handle was dropped. Cancels a receive that has not matched a message.
     pub(crate) fn discard_result(&mut self, id: OpId, now: Timestamp) {
         if self.results.remove(&id).is_none() && self.active_ids.contains(&id) && !self.cancel(id, now) {
             self.dropped_handles.insert(id);

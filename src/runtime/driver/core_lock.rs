@@ -1,5 +1,4 @@
-//! The lock of the core. It knows which threads wait for the lock, for a change, or for the sockets. Values of the user are
-//! dropped only after the lock is released.
+//! The lock of the core. A thread drops values of the user only after it has released the lock.
 
 use std::mem;
 use std::ops::{Deref, DerefMut};
@@ -57,7 +56,6 @@ pub(crate) enum PollProgress {
     Blocked,
 }
 
-/// The lock of the core.
 pub(crate) struct CoreLock<C: DrivenCore, P: Primitives> {
     state: P::Mutex<LockedState<C>>,
     /// The number of threads that wait for the lock. The thread that drives the event loop yields the lock to them.
@@ -68,7 +66,6 @@ pub(crate) struct CoreLock<C: DrivenCore, P: Primitives> {
     progress_work: P::Condvar,
 }
 
-/// What the lock guards.
 struct LockedState<C> {
     core: C,
     threads: WaitingThreads,
@@ -87,7 +84,6 @@ struct WaitingThreads {
     is_closing: bool,
 }
 
-/// The locked core.
 pub(crate) struct CoreGuard<'a, C: DrivenCore, P: Primitives> {
     lock: &'a CoreLock<C, P>,
     /// `None` only while this thread waits, and in `drop`.
@@ -120,8 +116,7 @@ impl<C: DrivenCore, P: Primitives> CoreLock<C, P> {
         }
     }
 
-    /// Locks the core. Panics in a reduction function of the user: its thread already holds this lock, so locking again would
-    /// deadlock.
+    /// Locks the core. Panics in a reduction function of the user, where locking again would deadlock.
     #[inline]
     pub(crate) fn lock(&self) -> CoreGuard<'_, C, P> {
         C::check_before_locking();
@@ -146,12 +141,10 @@ impl<C: DrivenCore, P: Primitives> CoreLock<C, P> {
 }
 
 impl<C: DrivenCore, P: Primitives> CoreGuard<'_, C, P> {
-    /// Returns whether a thread waits for the sockets.
     pub(super) fn has_socket_waiter(&self) -> bool {
         self.state().threads.has_socket_waiter
     }
 
-    /// Records whether a thread waits for the sockets.
     pub(super) fn set_has_socket_waiter(&mut self, has_socket_waiter: bool) {
         self.state_mut().threads.has_socket_waiter = has_socket_waiter;
     }
@@ -183,12 +176,10 @@ impl<C: DrivenCore, P: Primitives> CoreGuard<'_, C, P> {
         self
     }
 
-    /// Waits until the progress thread has work.
     pub(super) fn wait_for_progress_work(&mut self) {
         self.wait_uncounted(&self.lock.progress_work, None);
     }
 
-    /// Tells the progress thread that it has work.
     pub(super) fn notify_progress_thread(&self) {
         P::notify_one(&self.lock.progress_work);
     }
@@ -208,7 +199,6 @@ impl<C: DrivenCore, P: Primitives> CoreGuard<'_, C, P> {
         lock.lock()
     }
 
-    /// Makes the progress thread end.
     pub(super) fn close(&mut self) {
         self.state_mut().threads.is_closing = true;
         P::notify_all(&self.lock.progress_work);

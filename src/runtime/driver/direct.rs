@@ -2,7 +2,7 @@
 //! of the engine, and a thread that waits for one polls only the queue of its sender, for a short time.
 
 use super::core::Core;
-use super::recording::operation_start;
+use super::tasks::operation_start;
 use super::threads::ThreadedDriver as _;
 use super::{Driver, Submission};
 use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
@@ -19,11 +19,6 @@ use crate::types::Rank;
 const MESSAGES_PER_OPERATION: u32 = 1024;
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
-    /// Starts to time the next message, which has `bytes` bytes.
-    fn message_timer(&self, bytes: usize) -> OperationTimer {
-        OperationTimer::new(self.direct_messages.into(), bytes)
-    }
-
     /// Returns whether the next message may go without an operation.
     pub(crate) fn may_be_direct(&mut self) -> bool {
         self.direct_messages = (self.direct_messages + 1) % MESSAGES_PER_OPERATION;
@@ -41,8 +36,7 @@ impl Driver {
         self.run(request, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
     }
 
-    /// Receives a message that fits the pattern into the start of `bytes`. If only an operation can receive the message,
-    /// `convert` makes its memory.
+    /// Receives a message into the start of `bytes`. If only an operation can receive it, `convert` makes the memory.
     pub(crate) fn receive(
         &self,
         mut request: OperationRequest,
@@ -63,7 +57,7 @@ impl Driver {
         }
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
-        let timer = core.message_timer(bytes.len());
+        let timer = OperationTimer::new(core.direct_messages.into(), bytes.len());
         let is_sent = core.may_be_direct() && core.link_driver.try_send_directly(request, to, bytes);
         if is_sent {
             core.statistics.operations += 1;
@@ -86,8 +80,7 @@ impl Driver {
         }
     }
 
-    /// Receives a message without an operation. Returns `None` if that needs an operation. Adds the time for which this
-    /// thread has waited to the request.
+    /// Receives a message without an operation, or returns `None`. Adds the time for which it has waited to the request.
     fn try_receive_directly(
         &self,
         request: &mut OperationRequest,
@@ -99,7 +92,7 @@ impl Driver {
         let number = *local.numbers.get(source)?;
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
-        let mut timer = core.message_timer(bytes.len());
+        let mut timer = OperationTimer::new(core.direct_messages.into(), bytes.len());
         // A profile counts what a thread waits for apart from what it copies.
         let may_look = self.shared.has_own_processor && !self.shared.meter.is_on();
         let looks = if may_look && !self.shared.core.is_contended() { LOOKS } else { 1 };

@@ -62,7 +62,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         self.begin_ready_stages(now, group)
     }
 
-    /// Fails the job because a chunk of a peer does not decode.
     fn fail_because_of_chunk(&mut self, InvalidChunk { sender, error }: &InvalidChunk) -> Failure {
         let engine = self.link_driver.engine_mut();
         engine

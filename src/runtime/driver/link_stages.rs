@@ -21,14 +21,12 @@ pub(super) type BlockId = (OpId, usize);
 /// The stages over links of blocks that have several stages.
 #[derive(Default)]
 pub(super) struct LinkStages {
-    /// The active exchanges of encoded elements.
     pub(super) exchanges: BTreeMap<BlockId, (EncodedBlock, ExchangeState)>,
     /// The stages without encoding that are ready to begin.
     pub(super) ready: BTreeMap<BlockId, (Schedule, Memory)>,
     /// The blocks whose operation over links has not begun, by the group number of the operations.
     queues: BTreeMap<u32, VecDeque<BlockId>>,
-    /// The workspaces of ended exchanges, with any contents. Later exchanges use them again, because new memory would have to be
-    /// mapped and cleared.
+    /// Workspaces with any contents, for later exchanges: new memory would have to be mapped and cleared.
     pub(super) free_workspaces: Vec<Vec<u32>>,
 }
 
@@ -52,18 +50,10 @@ fn is_second_step(group: u32) -> bool {
 }
 
 impl LinkStages {
-    /// Adds a block with a stage over links that will begin later. The blocks of all collectives of a group must be added in the
-    /// same order on all ranks.
+    /// Adds a block with a stage over links, or with a step of an exchange, that will begin later. The blocks of all collectives
+    /// of a group must be added in the same order on all ranks.
     pub(super) fn enqueue(&mut self, group: u32, block: BlockId) {
         self.queues.entry(group).or_default().push_back(block);
-    }
-
-    /// Adds a block with an exchange of encoded elements that will begin later, as [`LinkStages::enqueue`] does.
-    pub(super) fn enqueue_exchange(&mut self, group: u32, block: BlockId, has_second_step: bool) {
-        self.enqueue(group, block);
-        if has_second_step {
-            self.enqueue(group | RESULTS_GROUP_BIT, block);
-        }
     }
 
     /// Takes the stage that is the next one of its group to begin, if it is ready.
@@ -102,8 +92,7 @@ impl LinkStages {
         queue.pop_front().map(|block| (group, block))
     }
 
-    /// Takes an exchange whose local work is its last work: to reduce the contributions if there is no second step, or to decode
-    /// the results.
+    /// Takes an exchange whose local work is its last work: without a second step, to reduce, and otherwise to decode.
     pub(super) fn take_last_work(&mut self) -> Option<(BlockId, EncodedBlock, ExchangeState)> {
         let is_last = |exchange: &EncodedBlock, state: &ExchangeState| match state {
             ExchangeState::Contributions(_) => exchange.exchange.second.is_none(),

@@ -51,7 +51,6 @@ use crate::engine::{
 };
 use crate::observe::recorder::Recorder;
 use crate::transport::scheduling::request_short_slices;
-use crate::types::{Rank, RankMap};
 
 /// After the last group is closed: the maximum time for which the driver waits for operations that are still active.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -92,21 +91,15 @@ impl Driver {
         Ok(Self { shared, progress_thread: Mutex::new(None) })
     }
 
-    /// Locks the core.
     pub(crate) fn core(&self) -> LockedCore<'_> {
         self.shared.lock()
     }
 
-    /// Sends to the other ranks of this host through the queues from now on. `ranks` are all ranks of this host, and
-    /// `own` is this rank.
-    pub(crate) fn change_over_to_queues(&self, ranks: &[Rank], own: Rank) {
+    /// Sends to the other ranks of this host through the queues from now on.
+    pub(crate) fn change_over_to_queues(&self) {
         let mut core = self.shared.lock();
-        core.link_driver.transport.change_over();
+        let numbers = core.link_driver.transport.change_over();
         if let Some(signals) = core.link_driver.transport.signals() {
-            let mut numbers = RankMap::default();
-            for (number, &rank) in ranks.iter().filter(|&&rank| rank != own).enumerate() {
-                numbers.insert(rank, number);
-            }
             self.shared.local_peers.get_or_init(|| LocalPeers { signals, numbers });
         }
         // A message takes so little time that sleeping would take most of it.
@@ -135,7 +128,6 @@ impl Driver {
         }
     }
 
-    /// Returns the meter that measures how long sending, receiving, reducing and waiting take.
     pub(crate) fn meter(&self) -> &Meter {
         &self.shared.meter
     }
@@ -201,8 +193,7 @@ impl Driver {
         result
     }
 
-    /// Waits for the result of an operation on a borrowed buffer. The operation uses the buffer until it ends, so an interrupt
-    /// of the program must fail the job.
+    /// Waits for an operation on a borrowed buffer. It uses the buffer until it ends, so an interrupt must fail the job.
     pub(crate) fn wait_for_borrowed(&self, id: OpId) -> Option<Result<OperationOutput, Error>> {
         self.wait_with_lock(self.shared.lock(), id, self.shared.now())
     }
@@ -259,17 +250,15 @@ impl Driver {
         let mut core = self.shared.lock();
         let now = self.shared.now();
         core.link_driver.set_probing(true);
-        // Even without waiting, messages that have already come must be found. The first call gets the event of the socket, and
-        // the second call reads the socket.
+        // Messages that have already come must be found. The first call gets the event, and the second call reads the socket.
         for _ in 0..2 {
             core = self.shared.drive_once(core, now, Some(now));
         }
-        drop(core);
-        let found = self.shared.wait_until(Some(until), |core| match core.error() {
+        let (mut core, _, found) = self.shared.drive_until(core, Some(until), |core| match core.error() {
             Some(error) => Some(Err(error)),
             None => core.link_driver.engine().probe(&pattern).map(Ok),
         });
-        self.shared.lock().link_driver.set_probing(false);
+        core.link_driver.set_probing(false);
         found.transpose()
     }
 
@@ -285,9 +274,8 @@ impl Driver {
         self.shared.now()
     }
 
-    /// Waits until the machines of the peers have accepted everything that this rank has sent. Otherwise messages could be lost:
-    /// if a peer sends this rank a frame after the socket is closed, the kernel discards what the peer's machine has not
-    /// accepted.
+    /// Waits until the machines of the peers have accepted everything that this rank has sent. The kernel would discard the rest
+    /// if a peer sent a frame after the socket is closed.
     fn deliver_last_messages(&self) {
         let shared = &self.shared;
         let deadline = shared.now() + DELIVERY_TIMEOUT;
@@ -310,7 +298,6 @@ impl Driver {
         }
     }
 
-    /// Starts the progress thread, if it does not run.
     fn ensure_progress_thread(&self) -> Result<(), Error> {
         let mut progress_thread = self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner);
         if progress_thread.is_none() {
@@ -338,7 +325,7 @@ impl Drop for Driver {
         }
         let shared = &self.shared;
         let until = shared.now() + FLUSH_TIMEOUT;
-        shared.wait_until(Some(until), |core| core.active_ids.is_empty().then_some(()));
+        drop(shared.drive_until(shared.lock(), Some(until), |core| core.active_ids.is_empty().then_some(())));
         shared.end_progress_thread();
         if let Some(thread) = self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
             // If a function of the user held the last handle, the progress thread itself drops the driver, and then ends.

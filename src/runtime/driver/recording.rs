@@ -1,75 +1,17 @@
-//! Records the operations of the core for the flight recorder and the timeline.
+//! Records the ends of operations and the failure of the job, for the flight recorder and the timeline.
 
 use super::core::Core;
-use super::tasks::Submission;
-use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
-use crate::observe::event::{Direction, EventNumber, EventStatus, OperationStart};
+use crate::engine::{Failure, OpId};
+use crate::observe::event::{EventNumber, EventStatus};
 use crate::runtime::error::Error;
 use crate::shm::RoundsMemory;
 use crate::transport::SocketTransport;
 use crate::types::Rank;
 
-impl Submission {
-    /// Returns the direction in which the operation moves data.
-    fn direction(&self) -> Direction {
-        match self {
-            Self::Collective(..) => Direction::Collective,
-            Self::Send(to, _) => Direction::To(*to),
-            Self::Receive(pattern, _) => Direction::From(pattern.source),
-        }
-    }
-}
-
-/// Returns what is known of an operation when it is submitted.
-pub(super) fn operation_start(
-    request: &OperationRequest,
-    direction: Direction,
-    submitted: Timestamp,
-) -> OperationStart {
-    let OperationRequest { group, contract, site, .. } = *request;
-    OperationStart { group, contract, direction, site, submitted }
-}
-
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
-    /// Records an operation that the program has submitted at the time `now`.
-    pub(super) fn record_submission(
-        &self,
-        now: Timestamp,
-        request: &OperationRequest,
-        submission: &Submission,
-    ) -> Option<EventNumber> {
-        let start = || operation_start(request, submission.direction(), now);
-        self.recorder.as_ref().map(|recorder| recorder.submit(&start()))
-    }
-
-    /// Records that the core has begun an operation with the identifier `id`, or that it could not begin the operation.
-    pub(super) fn record_begin(&mut self, event: Option<EventNumber>, id: Option<OpId>) {
-        let (Some(recorder), Some(event)) = (&self.recorder, event) else { return };
-        if let Some(id) = id {
-            recorder.begin(event, recorder.now());
-            self.recorded.insert(id, event);
-        }
-        // If the core could not begin the operation, the job has failed, and the operation in its record is still active.
-    }
-
-    /// Records the end of an operation.
     pub(super) fn record_end(&mut self, id: OpId, status: EventStatus) {
         if let (Some(recorder), Some(event)) = (&self.recorder, self.recorded.remove(&id)) {
             recorder.finish(event, status);
-        }
-    }
-
-    /// Makes the core know the event of an operation that its caller executes in shared memory.
-    pub(super) fn link_event(&mut self, id: OpId, event: Option<EventNumber>) {
-        if let Some(event) = event {
-            self.recorded.insert(id, event);
-        }
-    }
-
-    /// Forgets the event of an operation that its caller has executed in shared memory.
-    pub(super) fn unlink_event(&mut self, id: OpId) {
-        if self.recorder.is_some() {
-            self.recorded.remove(&id);
         }
     }
 

@@ -1,12 +1,10 @@
-//! What the threads of a rank share: the core, the clock, the event queue and the signals of the queues. How a thread waits for
-//! events.
+//! What the threads of a rank share, and how a thread waits for events.
 
-use std::io;
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, mem, thread};
 
 use mio::Waker;
 
@@ -26,8 +24,7 @@ use crate::shm::{QueueSignals, Segment};
 use crate::transport::poller::{Event, Poller};
 use crate::types::RankMap;
 
-/// The number of times that a thread polls for events before it also yields its processor between the polls. So many polls
-/// take about 10 us.
+/// The number of polls, which take about 10 us, before a thread also yields its processor between the polls.
 const SPINS_BEFORE_YIELD: u32 = 20;
 
 /// The number of times that a thread looks at the queues before it polls for events. So many looks take less time than a poll.
@@ -42,7 +39,6 @@ const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// true, this rank aborts the job. Bindings need it for languages whose signal handlers run in the waiting thread itself.
 pub type Interrupt = fn() -> bool;
 
-/// The locked core of a job.
 pub(super) type LockedCore<'a> = CoreGuard<'a, Core, StdPrimitives>;
 
 /// How a thread waits for events, and what it needs for that.
@@ -52,8 +48,7 @@ pub(super) struct EventWait {
 }
 
 enum WaitKind {
-    /// Polls these posts and the sockets for a short time. If there is no work, the caller sleeps, and peers then have to send
-    /// wake frames.
+    /// Polls these posts and the sockets for a short time. The caller then sleeps if there is no work.
     Spin(Vec<AwaitedPosts>),
     /// Polls the sockets for the time `spin`, and then sleeps, in all at most for `timeout`.
     Sleep { spin: Duration, timeout: Option<Duration> },
@@ -77,7 +72,6 @@ pub(super) struct DriverShared {
     pub(super) skipped_polls: AtomicU32,
     /// The ranks of this host, from when on messages to them go through queues.
     pub(super) local_peers: OnceLock<LocalPeers>,
-    /// Wakes the thread that waits for the sockets.
     pub(super) waker: Arc<Waker>,
     /// The start of the engine's clock.
     pub(super) epoch: Instant,
@@ -133,8 +127,7 @@ impl DriverShared {
         }
     }
 
-    /// Waits for the result of an operation, at most until the time `until`. Counts the time since `started` as time in which the
-    /// caller has waited.
+    /// Waits for the result of an operation, at most until the time `until`. The caller has waited since `started`.
     pub(super) fn wait<'a>(
         &'a self,
         core: LockedCore<'a>,
@@ -151,8 +144,7 @@ impl DriverShared {
         })
     }
 
-    /// Drives the event loop until `find` returns a value, or until the time `until`. Counts the time since `started` as time in
-    /// which the caller has waited.
+    /// Like [`ThreadedDriver::drive_until`]. Counts the time since `started` as time in which the caller has waited.
     pub(super) fn wait_and_count<'a, R>(
         &'a self,
         core: LockedCore<'a>,
@@ -167,63 +159,27 @@ impl DriverShared {
         found
     }
 
-    /// Drives the event loop until `find` returns a value, or until the time `until`.
-    pub(super) fn wait_until<R>(
+    /// Polls the posts, the queues and the sockets for the time `spin`. Returns whether there may be work.
+    fn spin(
         &self,
-        until: Option<Timestamp>,
-        find: impl FnMut(&mut Core) -> Option<R>,
-    ) -> Option<R> {
-        self.drive_until(self.lock(), until, find).2
-    }
-
-    /// Polls the posts, the queues and the sockets for a short time. Returns whether there is work.
-    fn spin_on_posts(
-        &self,
-        started: Instant,
-        awaited_posts: &[AwaitedPosts],
-        signals: Option<&JobSignals>,
+        poller: &mut Poller,
+        (started, spin): (Instant, Duration),
+        (posts, signals): (&[AwaitedPosts], Option<&JobSignals>),
         events: &mut Vec<Event>,
     ) -> io::Result<bool> {
-        let (mut poller, mut spins) = (self.lock_poller(), 0);
-        while started.elapsed() < self.shm_spin_time {
-            let is_posted = awaited_posts.iter().any(AwaitedPosts::are_posted);
-            let has_changed = have_queues_changed(signals);
+        let looks = if posts.is_empty() { LOOKS_PER_POLL } else { 1 };
+        let (mut spins, mut polled) = (0, Duration::ZERO);
+        while polled < spin {
+            let is_posted = posts.iter().any(AwaitedPosts::are_posted);
+            let has_changed = (0..looks).any(|_| have_queues_changed(signals));
             if is_posted || self.skips_poll(has_changed) {
                 return Ok(true);
             }
             if poller.wait(Some(Duration::ZERO), events)? || !events.is_empty() || has_changed {
                 return Ok(true);
             }
-            if !self.has_own_processor || spins >= SPINS_BEFORE_YIELD {
-                thread::yield_now();
-            }
-            spins += 1;
-        }
-        Ok(false)
-    }
-
-    /// Waits for events of the sockets, or for a change of a queue: first polls for the time `spin`, and then sleeps.
-    fn spin_and_sleep(
-        &self,
-        started: Instant,
-        (spin, timeout): (Duration, Option<Duration>),
-        signals: Option<&JobSignals>,
-        events: &mut Vec<Event>,
-    ) -> io::Result<()> {
-        let mut poller = self.lock_poller();
-        let spin = timeout.map_or(spin, |timeout| spin.min(timeout));
-        let (mut spins, mut polled) = (0, Duration::ZERO);
-        while !spin.is_zero() {
-            let has_changed = (0..LOOKS_PER_POLL).any(|_| have_queues_changed(signals));
-            if self.skips_poll(has_changed) {
-                return Ok(());
-            }
-            let is_woken = poller.wait(Some(Duration::ZERO), events)?;
-            if is_woken || !events.is_empty() || has_changed {
-                return Ok(());
-            }
-            let polled_before = std::mem::replace(&mut polled, started.elapsed());
-            if must_sleep(spin, polled_before, polled) {
+            let polled_before = mem::replace(&mut polled, started.elapsed());
+            if posts.is_empty() && must_sleep(spin, polled_before, polled) {
                 break;
             }
             // Yield after some polls even if each rank should have a processor: the awaited rank may need this one.
@@ -232,11 +188,21 @@ impl DriverShared {
             }
             spins += 1;
         }
+        Ok(false)
+    }
+
+    /// Sleeps until a socket has an event or a queue has changed, at most for `timeout`.
+    fn sleep(
+        poller: &mut Poller,
+        timeout: Option<Duration>,
+        signals: Option<&JobSignals>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<bool> {
         // Peers wake this rank only while its flag is set.
         if signals.is_some_and(|signals| !signals.mark_asleep_unless_changed()) {
-            return poller.wait(Some(Duration::ZERO), events).map(|_| ());
+            return poller.wait(Some(Duration::ZERO), events);
         }
-        let waited = poller.wait(timeout, events).map(|_| ());
+        let waited = poller.wait(timeout, events);
         if let Some(signals) = signals {
             signals.mark_awake();
         }
@@ -294,11 +260,21 @@ impl ThreadedDriver for DriverShared {
 
     fn wait_for_events(&self, EventWait { kind, signals }: EventWait) -> FoundEvents {
         let (mut events, started) = (Vec::new(), Instant::now());
-        let has_work = self.meter.time(ProfilePart::Wait, || match &kind {
-            WaitKind::Spin(posts) => self.spin_on_posts(started, posts, signals.as_deref(), &mut events),
-            WaitKind::Sleep { spin, timeout } => self
-                .spin_and_sleep(started, (*spin, *timeout), signals.as_deref(), &mut events)
-                .map(|()| true),
+        let signals = signals.as_deref();
+        let has_work = self.meter.time(ProfilePart::Wait, || {
+            let mut poller = self.lock_poller();
+            match &kind {
+                WaitKind::Spin(posts) => {
+                    self.spin(&mut poller, (started, self.shm_spin_time), (posts, signals), &mut events)
+                }
+                WaitKind::Sleep { spin, timeout } => {
+                    let spin = timeout.map_or(*spin, |timeout| timeout.min(*spin));
+                    if !self.spin(&mut poller, (started, spin), (&[], signals), &mut events)? {
+                        Self::sleep(&mut poller, *timeout, signals, &mut events)?;
+                    }
+                    Ok(true)
+                }
+            }
         });
         let waited = matches!(kind, WaitKind::Sleep { .. }).then(|| started.elapsed());
         FoundEvents { events, has_work, waited }

@@ -37,7 +37,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(ShmTask { key, shm_operation, memory })
     }
 
-    /// Begins an operation in shared memory.
     pub(super) fn begin_shm_task(
         &mut self,
         now: Timestamp,
@@ -111,8 +110,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         has_ended
     }
 
-    /// Returns the posts in shared memory for which this rank waits. Returns no posts if the progress thread drives operations,
-    /// because the progress thread must not poll.
+    /// Returns the posts for which this rank waits. Returns none if the progress thread works, because it must not poll.
     pub(super) fn awaited_posts(&self) -> Vec<AwaitedPosts<M>> {
         if !self.background.is_empty() || !self.is_running() {
             return Vec::new();

@@ -17,10 +17,9 @@ use crate::schedule::Schedule;
 use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::shm::RoundsMemory;
 use crate::transport::SocketTransport;
-use crate::types::INTERNAL_GROUP_BITS;
+use crate::types::{INTERNAL_GROUP_BITS, RESULTS_GROUP_BIT};
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
-    /// Begins a collective of several stages.
     pub(super) fn begin_staged(
         &mut self,
         now: Timestamp,
@@ -54,7 +53,10 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                     Ok(PendingStage::OnHost(Box::new(task)))
                 }
                 CollectiveStage::Encoded(exchange) => {
-                    self.link_stages.enqueue_exchange(request.group, (id, index), exchange.second.is_some());
+                    self.link_stages.enqueue(request.group, (id, index));
+                    if exchange.second.is_some() {
+                        self.link_stages.enqueue(request.group | RESULTS_GROUP_BIT, (id, index));
+                    }
                     Ok(PendingStage::Encoded(exchange))
                 }
             });
@@ -81,8 +83,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(id)
     }
 
-    /// Handles the success of a stage of a block. Returns the memory as an error if `stage` is not a stage of a collective of
-    /// several stages.
+    /// Handles the success of a stage of a block. Returns the memory as an error if `stage` is no such stage.
     pub(super) fn handle_stage_success(
         &mut self,
         now: Timestamp,
@@ -96,8 +97,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(())
     }
 
-    /// Begins the next stage of a block. `block` is the collective and the index of the block. After the last stage, counts the
-    /// block as complete.
+    /// Begins the next stage of a block. After the last stage, counts the block as complete.
     pub(super) fn start_next_stage(
         &mut self,
         now: Timestamp,
@@ -140,8 +140,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(())
     }
 
-    /// Begins the operation over links of a stage, or of a step of an exchange of encoded elements. `group` is the group number
-    /// of the operation.
+    /// Begins the operation over links of a stage, or of a step of an exchange, in the group number `group`.
     pub(super) fn begin_links_of_stage(
         &mut self,
         now: Timestamp,

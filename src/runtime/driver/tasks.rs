@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
+use crate::observe::event::{Direction, OperationStart};
 use crate::reduce::Kernels;
 use crate::runtime::encoding::Encoding;
 use crate::runtime::host_rounds::operation::ShmOperation;
@@ -16,14 +17,11 @@ use crate::shm::{Posts, RoundsMemory, Segment};
 use crate::types::{Rank, RankSet};
 
 /// The time for which a thread polls shared memory before it sleeps, if each rank has a processor. The other ranks usually need
-/// less time for a round. If n ranks share a processor, each gets the processor for 1/n of the time, so a thread polls n times
-/// as long. While it polls, it yields the processor to the other ranks.
+/// less time for a round. If n ranks share a processor, a thread polls n times as long, and yields the processor meanwhile.
 pub(super) const SHM_SPIN_TIME: Duration = Duration::from_micros(200);
 
-/// An operation that the driver has to begin.
 pub(crate) enum Submission {
-    /// A collective, and how it encodes elements if it has stages with encoded elements. If it has stages in shared memory, the
-    /// core has the rounds.
+    /// A collective, and how its stages with encoded elements encode. The core has the rounds of its stages in shared memory.
     Collective(Vec<Block>, BufferAndReduction, Option<Encoding>),
     /// The send of a message. The receiver is this rank of the world.
     Send(Rank, Memory),
@@ -31,13 +29,31 @@ pub(crate) enum Submission {
     Receive(Pattern, Memory),
 }
 
+impl Submission {
+    /// Returns the direction in which the operation moves data.
+    pub(super) fn direction(&self) -> Direction {
+        match self {
+            Self::Collective(..) => Direction::Collective,
+            Self::Send(to, _) => Direction::To(*to),
+            Self::Receive(pattern, _) => Direction::From(pattern.source),
+        }
+    }
+}
+
+/// Returns what is known of an operation when it is submitted.
+pub(super) fn operation_start(
+    request: &OperationRequest,
+    direction: Direction,
+    submitted: Timestamp,
+) -> OperationStart {
+    let OperationRequest { group, contract, site, .. } = *request;
+    OperationStart { group, contract, direction, site, submitted }
+}
+
 /// A collective, and the kernels with which it reduces.
 pub(crate) type SpecAndKernels<'a> = (&'a CollectiveSpec, Option<Kernels>);
 
-/// What [`HostRounds::run_short`] has done for a collective that goes on as a [`BlockingCollective`].
-///
-/// [`HostRounds::run_short`]: crate::runtime::host_rounds::HostRounds::run_short
-/// [`BlockingCollective`]: super::blocking::BlockingCollective
+/// What a short call has done that goes on as a `BlockingCollective`.
 #[derive(Default)]
 pub(crate) struct BegunShort {
     /// Whether this rank has posted.
@@ -76,13 +92,11 @@ pub(super) struct AwaitedPosts<M = Segment> {
 }
 
 impl<M: RoundsMemory> AwaitedPosts<M> {
-    /// Returns whether all these ranks have posted.
     pub(super) fn are_posted(&self) -> bool {
         self.ranks.indices().all(|rank| self.posts.has_posted(rank, self.round))
     }
 }
 
-/// An active collective of several stages.
 pub(super) struct StagedCollective {
     pub(super) whole: SplitBuffer,
     pub(super) request: OperationRequest,

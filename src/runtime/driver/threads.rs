@@ -7,7 +7,6 @@ use super::core_lock::{CoreGuard, CoreLock, DrivenCore, PollProgress};
 use super::primitives::Primitives;
 use crate::engine::Timestamp;
 
-/// The locked core of a driver.
 type Locked<'a, D> = CoreGuard<'a, <D as ThreadedDriver>::Core, <D as ThreadedDriver>::Primitives>;
 
 /// A core that several threads drive, and how they wait for events of its sockets.
@@ -218,16 +217,14 @@ pub(crate) trait ThreadedDriver: Sized {
         }
     }
 
-    /// Makes the progress thread end.
     fn end_progress_thread(&self) {
         self.lock().close();
         self.interrupt_wait();
     }
 }
 
-/// Operations that a waiting thread drives until this guard is dropped. While a thread waits for asynchronous operations, this
-/// thread drives the operations, and polls before it sleeps. When the thread stops waiting, the progress thread drives the
-/// operations again. The progress thread never polls, to leave the processor to the program's computation.
+/// Operations that a waiting thread drives until this guard is dropped. It polls before it sleeps. The progress thread drives
+/// the operations before and after, and never polls, to leave the processor to the program's computation.
 pub(crate) struct TakeoverGuard<'a, D: ThreadedDriver> {
     driver: &'a D,
     /// The operations that the progress thread drove before.

@@ -40,7 +40,6 @@ impl<M: RoundsMemory> HostRounds<M> {
         }
     }
 
-    /// Reads elements from the slots of other ranks.
     fn take(
         &self,
         round: u64,
@@ -99,8 +98,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         }
     }
 
-    /// Reduces elements of all ranks' buffers in place, piece by piece. Each reduced piece is written to the buffers of all ranks
-    /// while it is in the first-level cache.
+    /// Reduces elements of all ranks' buffers in place, and writes each piece to all buffers while it is in the cache.
     fn fold_in_place(
         &mut self,
         round: u64,

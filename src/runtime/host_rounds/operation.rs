@@ -13,7 +13,6 @@ use crate::schedule::program::Execution;
 use crate::shm::{Header, LEAD_MAX, PostedRound, RoundsMemory, ShmRounds};
 use crate::types::{Algorithm, Rank, RankSet};
 
-/// An operation in shared memory.
 pub(crate) struct ShmOperation {
     pub(super) execution: Execution,
     call: ShmCall,
@@ -121,17 +120,15 @@ impl<M: RoundsMemory> HostRounds<M> {
         Ok(Poll::Pending)
     }
 
-    /// Returns the failure because a rank posted invalid values.
     fn invalid(&self, rank: usize, what: &'static str) -> ShmFailure {
         ShmFailure::Invalid(self.members[rank], what)
     }
 
-    /// Posts the round: the address of the buffer if the round allows that and all ranks can access the buffer, and elements
-    /// otherwise.
+    /// Posts the round: the address of the buffer if all ranks can access the buffer in this round, and elements otherwise.
     fn post(&mut self, round: u64, shm_operation: &mut ShmOperation, memory: &BufferAccess<'_>) {
         let exposable = memory.all_writable().filter(|_| shm_operation.execution.may_expose());
         let buffer_ref = exposable
-            .and_then(|bytes| self.rounds.registry().find_buffer_ref(bytes, shm_operation.element_bytes));
+            .and_then(|bytes| self.rounds.registry.find_buffer_ref(bytes, shm_operation.element_bytes));
         shm_operation.is_exposed |= buffer_ref.is_some();
         match buffer_ref {
             Some(buffer_ref) => self.rounds.post_exposed(round, &shm_operation.header, buffer_ref),
@@ -154,7 +151,6 @@ impl<M: RoundsMemory> HostRounds<M> {
         Ok(())
     }
 
-    /// Returns whether an operation is the oldest that is not complete.
     pub(crate) fn is_oldest(&self, shm_operation: &ShmOperation) -> bool {
         self.oldest_position == shm_operation.position
     }
@@ -181,11 +177,10 @@ impl<M: RoundsMemory> HostRounds<M> {
         ranks.map(|rank| self.members[rank]).collect()
     }
 
-    /// After an operation has failed: makes the other ranks stop accessing the operation's buffer, because the buffer returns to
-    /// its owner.
+    /// After a failure: makes the other ranks stop accessing the operation's buffer, which returns to its owner.
     pub(crate) fn stop_exposing(&mut self, shm_operation: &ShmOperation, memory: &BufferAccess<'_>) {
         if let Some(bytes) = memory.all_writable().filter(|_| shm_operation.is_exposed) {
-            self.rounds.registry_mut().stop_exposing(bytes);
+            self.rounds.registry.stop_exposing(bytes);
         }
     }
 }
@@ -222,7 +217,6 @@ impl ShmOperation {
         current.written_len(block) * self.element_bytes
     }
 
-    /// Returns the byte range of a range of elements.
     pub(super) fn bytes(&self, range: &Range<usize>) -> Range<usize> {
         range.start * self.element_bytes..range.end * self.element_bytes
     }

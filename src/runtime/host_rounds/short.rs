@@ -1,5 +1,4 @@
-//! Short calls that a program repeats. Such a call takes a few hundred instructions, so everything that does not change from
-//! call to call is computed once.
+//! Short calls that a program repeats. What does not change from call to call is computed only once.
 
 use std::ops::Range;
 
@@ -17,7 +16,6 @@ pub(crate) struct ShortCall {
     pub(super) payload_bytes: usize,
     /// The parts of the buffer that the rank posts, and where they begin in the payload.
     pub(super) writes: Box<[(usize, Range<usize>)]>,
-    /// The ranks whose posts the call reads.
     pub(super) sources: RankSet,
     /// For each rank: up to which byte the call needs its payload.
     pub(super) taken_bytes: Box<[usize]>,
@@ -34,7 +32,6 @@ pub(super) enum ShortWork {
 
 /// The result of [`HostRounds::run_short`](super::HostRounds::run_short).
 pub(crate) enum ShortResult {
-    /// The call is complete.
     Complete,
     /// This rank has posted nothing. The call has to begin as any other operation.
     NotBegun,
@@ -43,8 +40,8 @@ pub(crate) enum ShortResult {
 }
 
 impl ShortCall {
-    /// Returns the call. `header` is the header of its posts, without a number. Returns `None` if the program has several rounds
-    /// or long payloads.
+    /// Returns the call; `None` if the program has several rounds or long payloads. `header` is that of its posts, without a
+    /// number.
     pub(super) fn new(
         program: &Program,
         ranks: usize,

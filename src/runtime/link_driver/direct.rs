@@ -146,8 +146,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         DirectReceive::Received(Envelope { group, source, tag, contract: message.contract() })
     }
 
-    /// Makes the message of which a part is already in `target` a frame that the link driver receives. An operation can then
-    /// receive the message.
+    /// Passes a message of which a part is already in `target` on to the link driver, so that an operation can receive it.
     pub fn interrupt_receive(&mut self, source: Rank, target: &[u8]) {
         let Self { engine, links, operations, .. } = self;
         let Some(link) = links.get_mut(source) else { return };

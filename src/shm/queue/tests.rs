@@ -1,98 +1,40 @@
-//! Tests of queues: with two threads, with full queues, and with a peer that writes wrong words.
+//! Tests of queues that are full, and of peers that write wrong words. The simulation of queues runs them in several threads.
 
 use std::collections::VecDeque;
-use std::thread;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::super::memory::tests::HeapMemory;
-use super::super::segment::{Segment, TOKEN_BYTES};
+use super::super::segment::Segment;
 use super::*;
 
 /// A layout whose queues fill up after 8 entries or 512 bytes.
 const SHORT: HostMemoryLayout = HostMemoryLayout::with_short_queues(2, 8, 512);
 
-fn ends<M: SegmentMemory>(memory: &Arc<M>, layout: HostMemoryLayout) -> (QueueSender<M>, QueueReceiver<M>) {
-    let sender = QueueSender::new(Arc::clone(memory), layout, 0, 1);
-    (sender, QueueReceiver::new(Arc::clone(memory), layout, 0, 1))
+fn new_memory() -> Arc<Segment> {
+    Arc::new(Segment::for_tests(SHORT.bytes(), 1).remove(0))
 }
 
-/// Returns the byte at `position` of the stream that the tests send.
-fn byte_at(position: usize) -> u8 {
-    (position.wrapping_mul(0x9E37_79B9) >> 13) as u8
+fn ends(memory: &Arc<Segment>) -> (QueueSender<Segment>, QueueReceiver<Segment>) {
+    let sender = QueueSender::new(Arc::clone(memory), SHORT, 0, 1);
+    (sender, QueueReceiver::new(Arc::clone(memory), SHORT, 0, 1))
 }
 
-fn write_all<M: SegmentMemory>(sender: &mut QueueSender<M>, bytes: &[u8]) -> usize {
+fn write_all(sender: &mut QueueSender<Segment>, bytes: &[u8]) -> usize {
     sender.write(&[IoSlice::new(bytes)], 0).unwrap()
 }
 
-fn read_up_to<M: SegmentMemory>(receiver: &mut QueueReceiver<M>, count: usize) -> Vec<u8> {
+fn read_up_to(receiver: &mut QueueReceiver<Segment>, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     let read = receiver.read(&mut [IoSliceMut::new(&mut bytes)], 0).unwrap();
     bytes.truncate(read.bytes);
     bytes
 }
 
-/// Sends `total` bytes in entries of random lengths, each from two parts of which a random number of bytes is skipped.
-fn send_random<M: SegmentMemory>(mut sender: QueueSender<M>, total: usize, seed: u64) {
-    let mut random = StdRng::seed_from_u64(seed);
-    let mut sent = 0;
-    while sent < total {
-        let length = random.random_range(1..400).min(total - sent);
-        let skip = random.random_range(0..100);
-        let bytes: Vec<u8> = (0..skip).map(|_| 0).chain((sent..sent + length).map(byte_at)).collect();
-        let (first, second) = bytes.split_at(random.random_range(0..=bytes.len()));
-        let count = sender.write(&[IoSlice::new(first), IoSlice::new(second)], skip).unwrap();
-        sent += count;
-        if count == 0 {
-            thread::yield_now();
-        }
-    }
-}
-
-/// Receives `total` bytes in pieces of random lengths, and checks them.
-fn receive_random<M: SegmentMemory>(mut receiver: QueueReceiver<M>, total: usize, seed: u64) {
-    let mut random = StdRng::seed_from_u64(seed);
-    let mut received = 0;
-    while received < total {
-        let skip = random.random_range(0..50);
-        let mut bytes = vec![0; skip + random.random_range(1..300)];
-        let middle = random.random_range(0..=bytes.len());
-        let (first, second) = bytes.split_at_mut(middle);
-        let read = receiver.read(&mut [IoSliceMut::new(first), IoSliceMut::new(second)], skip).unwrap();
-        let expected = (received..received + read.bytes).map(byte_at);
-        assert!(bytes[skip..skip + read.bytes].iter().copied().eq(expected), "seed {seed}, byte {received}");
-        received += read.bytes;
-        if read.bytes == 0 {
-            thread::yield_now();
-        }
-    }
-    assert_eq!(receiver.read(&mut [IoSliceMut::new(&mut [0])], 0).unwrap(), QueueRead::default());
-}
-
-fn run_two_threads<M: SegmentMemory + Send + Sync + 'static>(memory: M, total: usize, seed: u64) {
-    let (sender, receiver) = ends(&Arc::new(memory), SHORT);
-    let sending = thread::spawn(move || send_random(sender, total, seed));
-    receive_random(receiver, total, seed + 1);
-    sending.join().unwrap();
-}
-
-#[test]
-fn two_threads_exchange_random_entries_in_order() {
-    let (seeds, total) = if cfg!(miri) { (1, 2_000) } else { (2, 400_000) };
-    for seed in 0..seeds {
-        run_two_threads(HeapMemory::new(SHORT.bytes()), total, seed);
-    }
-    if !cfg!(miri) {
-        run_two_threads(Segment::create(SHORT.bytes(), &[0; TOKEN_BYTES]).unwrap(), total, seeds);
-    }
-}
-
 #[test]
 fn a_full_queue_takes_no_entry_until_the_receiver_has_read_one() {
     for (bytes, fitting) in [(1, 8), (64, 8), (65, 4), (128, 4)] {
-        let (mut sender, mut receiver) = ends(&Arc::new(HeapMemory::new(SHORT.bytes())), SHORT);
+        let (mut sender, mut receiver) = ends(&new_memory());
         for lap in 0..20 {
             let mut written = 0;
             while write_all(&mut sender, &vec![lap; bytes]) > 0 {
@@ -110,7 +52,7 @@ fn a_full_queue_takes_no_entry_until_the_receiver_has_read_one() {
 
 #[test]
 fn an_entry_is_at_most_a_quarter_of_the_arena_and_ends_at_its_end() {
-    let (mut sender, mut receiver) = ends(&Arc::new(HeapMemory::new(SHORT.bytes())), SHORT);
+    let (mut sender, mut receiver) = ends(&new_memory());
     assert_eq!(write_all(&mut sender, &[1; 1000]), 128);
     assert_eq!(write_all(&mut sender, &[2; 320]), 128);
     assert_eq!(write_all(&mut sender, &[3; 64]), 64);
@@ -126,7 +68,7 @@ fn an_entry_is_at_most_a_quarter_of_the_arena_and_ends_at_its_end() {
 
 #[test]
 fn the_first_entry_says_how_much_was_sent_over_the_socket() {
-    let (mut sender, mut receiver) = ends(&Arc::new(HeapMemory::new(SHORT.bytes())), SHORT);
+    let (mut sender, mut receiver) = ends(&new_memory());
     assert_eq!(receiver.read_begin(), Ok(None));
     sender.begin(1 << 40);
     assert_eq!(write_all(&mut sender, b"abc"), 3);
@@ -150,8 +92,8 @@ fn wrong_words_of_a_peer_are_errors() {
         (1, bytes(KIND_BYTES, 1), arena, QueueError::Bytes { start: arena, bytes: 1 }),
         (1, bytes(KIND_BYTES, 1), u64::MAX, QueueError::Bytes { start: u64::MAX, bytes: 1 }),
     ] {
-        let memory = Arc::new(HeapMemory::new(SHORT.bytes()));
-        let (_, mut receiver) = ends(&memory, SHORT);
+        let memory = new_memory();
+        let (_, mut receiver) = ends(&memory);
         for (index, word) in [stamp, kind_and_bytes, start].into_iter().enumerate() {
             memory.store(SHORT.queue(0, 1).cell(0) + index * WORD_BYTES, word, Ordering::Relaxed);
         }
@@ -160,8 +102,8 @@ fn wrong_words_of_a_peer_are_errors() {
         assert!(error.to_string().starts_with("it wrote "));
     }
     for wrong_count in [9, u64::MAX] {
-        let memory = Arc::new(HeapMemory::new(SHORT.bytes()));
-        let (mut sender, _) = ends(&memory, SHORT);
+        let memory = new_memory();
+        let (mut sender, _) = ends(&memory);
         memory.store(SHORT.queue(0, 1).read_count, wrong_count, Ordering::Relaxed);
         let mut results = (0..9).map(|_| sender.write(&[IoSlice::new(&[1; 64])], 0));
         assert_eq!(results.find_map(Result::err), Some(QueueError::ReadCount(wrong_count)));
@@ -170,8 +112,8 @@ fn wrong_words_of_a_peer_are_errors() {
 
 #[test]
 fn the_rest_of_a_message_may_be_late_but_no_other_message_may_come_before_it() {
-    let memory = Arc::new(HeapMemory::new(SHORT.bytes()));
-    let (mut sender, mut receiver) = ends(&memory, SHORT);
+    let memory = new_memory();
+    let (mut sender, mut receiver) = ends(&memory);
     assert_eq!(write_all(&mut sender, &[1; 100]), 100);
     let mut rest = [0; 200];
     assert_eq!(receiver.read_rest(&mut rest, 1), Ok(100), "the other bytes are late");
@@ -186,10 +128,9 @@ fn the_rest_of_a_message_may_be_late_but_no_other_message_may_come_before_it() {
 fn random_words_of_a_peer_do_no_harm() {
     let mut random = StdRng::seed_from_u64(5);
     let queue = SHORT.queue(0, 1);
-    let repetitions = if cfg!(miri) { 20 } else { 2_000 };
-    for _ in 0..repetitions {
-        let memory = Arc::new(HeapMemory::new(SHORT.bytes()));
-        let (mut sender, mut receiver) = ends(&memory, SHORT);
+    for _ in 0..2_000 {
+        let memory = new_memory();
+        let (mut sender, mut receiver) = ends(&memory);
         for _ in 0..40 {
             let index = random.random_range(0..(queue.arena - queue.read_count) / WORD_BYTES);
             let value = match random.random_range(0..3) {
@@ -218,12 +159,12 @@ fn random_words_of_a_peer_do_no_harm() {
 /// Messages of all lengths go through a queue that is nearly always full, so they also begin anew at the start of the arena.
 #[test]
 fn messages_of_all_lengths_arrive_whole() {
-    let memory = Arc::new(HeapMemory::new(SHORT.bytes()));
-    let (mut sender, mut receiver) = ends(&memory, SHORT);
+    let memory = new_memory();
+    let (mut sender, mut receiver) = ends(&memory);
     let mut random = StdRng::seed_from_u64(6);
     let longest = SHORT.queue(0, 1).payload_bytes_max();
     let (mut sent, mut received, mut full, mut long) = (VecDeque::new(), 0, 0, 0);
-    for number in 0..if cfg!(miri) { 50 } else { 3_000 } {
+    for number in 0..3_000 {
         let payload: Vec<u8> = (0..random.random_range(0..2 * longest)).map(|_| random.random()).collect();
         if sender.write_message([number, !number], &payload).unwrap() {
             long += u32::from(payload.len() > longest);

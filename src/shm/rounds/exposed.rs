@@ -27,7 +27,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         bytes: usize,
         element_bytes: usize,
     ) -> Result<bool, (usize, &'static str)> {
-        let mut locations = std::mem::take(&mut self.registry.exposed_parts_mut().locations);
+        let mut locations = std::mem::take(&mut self.registry.exposed_parts.locations);
         locations.clear();
         for rank in 0..self.size().ranks {
             let location = if rank == self.rank {
@@ -38,7 +38,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
             locations.push(location.map_err(|why| (rank, why))?);
         }
         let exposed = locations.iter().flatten().count();
-        *self.registry.exposed_parts_mut() = ExposedParts { round, part_bytes: bytes, locations };
+        self.registry.exposed_parts = ExposedParts { round, part_bytes: bytes, locations };
         Ok(exposed + 1 == self.size().ranks)
     }
 
@@ -60,9 +60,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.registry.check_location(rank, location, bytes, element_bytes).map(|()| Some(location))
     }
 
-    /// Returns the bytes in `range` of the part that `rank` has exposed in `round`. Call
-    /// [`ShmRounds::read_exposed_locations`] first. Returns `None` if `rank` has exposed nothing, or if this rank has
-    /// already posted the next round. Panics if `range` is not inside the part.
+    /// Returns the bytes in `range` of the part that `rank` has exposed in `round`, on the conditions of `exposed_address`.
+    /// Call [`ShmRounds::read_exposed_locations`] first.
     pub fn exposed_bytes(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<&[u8]> {
         let start = self.exposed_address(rank, round, range, false)?;
         // SAFETY: the bytes are inside the mapping. Until all ranks have posted the next round, each exposed byte is assigned
@@ -70,9 +69,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
         Some(unsafe { std::slice::from_raw_parts(start, range.len()) })
     }
 
-    /// Writes `bytes` to the part that `rank` has exposed in `round`, from byte `offset` of the part on. Does nothing if
-    /// `rank` has exposed nothing, or if this rank has already posted the next round. Panics if the bytes do not fit into the
-    /// part.
+    /// Writes `bytes` to the part that `rank` has exposed in `round`, from byte `offset` on. Does nothing, or panics, on the
+    /// conditions of `exposed_address`.
     pub fn write_exposed(&mut self, rank: usize, round: u64, offset: usize, bytes: &[u8]) {
         let range = offset..offset + bytes.len();
         let Some(start) = self.exposed_address(rank, round, &range, true) else { return };
@@ -81,8 +79,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
         unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
-    /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`, unless this rank has posted
-    /// the next round. The caller then accesses the bytes.
+    /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`, unless it has exposed nothing,
+    /// or this rank has posted the next round. The caller then accesses the bytes. Panics if `range` is not inside the part.
     fn exposed_address(
         &self,
         rank: usize,
@@ -90,10 +88,16 @@ impl<M: RoundsMemory> ShmRounds<M> {
         range: &Range<usize>,
         is_write: bool,
     ) -> Option<*mut u8> {
-        if self.posted > round {
+        let ExposedParts { round: exposed_round, part_bytes, locations } = &self.registry.exposed_parts;
+        if *exposed_round != round || self.posted > round {
             return None;
         }
-        let start = self.registry.exposed_address(rank, round, range)?;
+        let BufferRef { buffer, offset } = (*locations.get(rank)?)?;
+        let is_inside = range.start <= range.end && range.end <= *part_bytes;
+        assert!(is_inside, "the range must be inside the exposed part");
+        let start = usize::try_from(offset).ok()?;
+        let buffer = self.registry.buffer(buffer, rank)?;
+        let start = buffer.address_of(&(start + range.start..start + range.end))?.as_ptr();
         let bytes = ptr::slice_from_raw_parts(start, range.len());
         self.posts.memory.before_access_in_place(bytes, is_write);
         Some(start)
@@ -125,50 +129,19 @@ mod tests {
             let others = locations.iter().enumerate().filter(|(other, _)| *other != rank);
             let others = others.map(|(_, location)| RemoteBuffer::open(*location, length, &token).unwrap());
             let alive = Arc::new(());
-            rank_with_buffer.rounds.registry_mut().register(&mut buffer, Arc::downgrade(&alive), others);
+            rank_with_buffer.rounds.registry.register(&mut buffer, Arc::downgrade(&alive), others);
             rank_with_buffer.own = Some((buffer, alive));
         }
     }
 
     fn ranks(length: usize) -> Vec<RankWithBuffer> {
         let size = RoundsSize { ranks: 2, slot_bytes: 128 };
-        let token = [1; TOKEN_BYTES];
-        let first = Segment::create(size.bytes(), &token).unwrap();
-        let second = Segment::open(first.location().unwrap(), size.bytes(), &token).unwrap();
-        let views = [first, second].into_iter().enumerate();
+        let views = Segment::for_tests(size.bytes(), 2).into_iter().enumerate();
         let mut ranks: Vec<RankWithBuffer> = views
             .map(|(rank, s)| RankWithBuffer { rounds: ShmRounds::new(Arc::new(s), size, rank), own: None })
             .collect();
         register_buffer(&mut ranks, length);
         ranks
-    }
-
-    #[test]
-    fn an_exposed_part_is_read_and_written_in_place() {
-        let mut ranks = ranks(1000);
-        let [one, two] = &mut ranks[..] else { panic!("two ranks") };
-        let (own, _) = two.own.as_mut().unwrap();
-        own.bytes_mut()[100..108].copy_from_slice(b"contents");
-        let buffer_ref = two.rounds.registry().find_buffer_ref(&own.bytes()[96..200], 8).unwrap();
-        assert_eq!(buffer_ref, BufferRef { buffer: 0, offset: 96 });
-        two.rounds.post_exposed(1, &HEADER, buffer_ref);
-        one.rounds.post(1, &HEADER);
-        assert_eq!(one.rounds.read_exposed_locations(1, 104, 8), Ok(true));
-        assert_eq!(two.rounds.read_exposed_locations(1, 104, 8), Ok(false), "rank 0 has exposed nothing");
-        assert_eq!(one.rounds.exposed_bytes(1, 1, &(4..12)), Some(&b"contents"[..]));
-        assert!(
-            two.rounds.exposed_bytes(0, 1, &(4..12)).is_none()
-                && one.rounds.exposed_bytes(1, 2, &(4..12)).is_none()
-        );
-        one.rounds.write_exposed(1, 1, 103, b"!");
-        one.rounds.post(2, &HEADER);
-        assert!(
-            one.rounds.exposed_bytes(1, 1, &(4..12)).is_none(),
-            "rank 0 has posted the next round, and so has reported that it is done"
-        );
-        one.rounds.write_exposed(1, 1, 0, b"too late");
-        let bytes = two.own.as_ref().unwrap().0.bytes();
-        assert_eq!((bytes[199], bytes[96]), (b'!', 0));
     }
 
     #[test]
@@ -199,20 +172,20 @@ mod tests {
         let mut ranks = ranks(1000);
         let RankWithBuffer { rounds, own } = &mut ranks[0];
         let (buffer, _) = own.as_ref().unwrap();
-        assert!(rounds.registry().find_buffer_ref(&buffer.bytes()[8..], 8).is_some());
+        assert!(rounds.registry.find_buffer_ref(&buffer.bytes()[8..], 8).is_some());
         assert!(
-            rounds.registry().find_buffer_ref(&buffer.bytes()[1000..], 8).is_some(),
+            rounds.registry.find_buffer_ref(&buffer.bytes()[1000..], 8).is_some(),
             "no bytes, at the end of the buffer"
         );
         assert!(
-            rounds.registry().find_buffer_ref(&buffer.bytes()[4..], 8).is_none(),
+            rounds.registry.find_buffer_ref(&buffer.bytes()[4..], 8).is_none(),
             "the bytes begin in the middle of an element"
         );
-        assert!(rounds.registry().find_buffer_ref(&vec![0u8; 1000], 8).is_none());
+        assert!(rounds.registry.find_buffer_ref(&vec![0u8; 1000], 8).is_none());
         *own = None;
-        assert_eq!(rounds.registry().own_buffer_count(), 1, "the buffer is removed later");
-        rounds.registry_mut().unmap_dropped_buffers(true);
-        assert_eq!(rounds.registry().own_buffer_count(), 0);
+        assert_eq!(rounds.registry.own_buffer_count(), 1, "the buffer is removed later");
+        rounds.registry.unmap_dropped_buffers(true);
+        assert_eq!(rounds.registry.own_buffer_count(), 0);
     }
 
     #[test]
@@ -221,47 +194,24 @@ mod tests {
         let (buffer, _) = ranks[0].own.take().unwrap();
         buffer.withdraw();
         drop(buffer);
-        for rank_with_buffer in &mut ranks {
-            rank_with_buffer.rounds.registry_mut().unmap_dropped_buffers(false);
+        for RankWithBuffer { rounds, .. } in &mut ranks {
+            rounds.registry.unmap_dropped_buffers(false);
         }
-        assert_eq!(
-            ranks
-                .iter()
-                .map(|rank_with_buffer| rank_with_buffer.rounds.registry().own_buffer_count())
-                .collect::<Vec<_>>(),
-            [0, 1]
-        );
-        let known = |ranks: &[RankWithBuffer]| {
-            ranks
-                .iter()
-                .map(|rank_with_buffer| rank_with_buffer.rounds.registry.others.len())
-                .collect::<Vec<_>>()
+        let counts = |RankWithBuffer { rounds, .. }: &RankWithBuffer| {
+            (rounds.registry.own_buffer_count(), rounds.registry.others.len())
         };
-        assert_eq!(known(&ranks), [1, 0], "only rank 0 has withdrawn its buffer");
+        assert_eq!(
+            [counts(&ranks[0]), counts(&ranks[1])],
+            [(0, 1), (1, 0)],
+            "rank 1 has not withdrawn its buffer"
+        );
         register_buffer(&mut ranks, 64);
         let exposed = ranks[0].own.as_ref().unwrap().0.bytes();
         assert_eq!(
-            ranks[0].rounds.registry().find_buffer_ref(exposed, 1),
+            ranks[0].rounds.registry.find_buffer_ref(exposed, 1),
             Some(BufferRef { buffer: 1, offset: 0 }),
             "the new buffer has the next number"
         );
-    }
-
-    #[test]
-    fn private_pages_keep_their_content_and_other_ranks_cannot_write_to_them() {
-        let mut ranks = ranks(10_000);
-        ranks[0].own.as_mut().unwrap().0.bytes_mut().fill(3);
-        let buffer_ref = BufferRef { buffer: 0, offset: 0 };
-        ranks[0].rounds.post_exposed(1, &HEADER, buffer_ref);
-        ranks[1].rounds.post(1, &HEADER);
-        assert_eq!(ranks[1].rounds.read_exposed_locations(1, 10_000, 1), Ok(true));
-        let RankWithBuffer { rounds, own } = &mut ranks[0];
-        rounds.registry_mut().stop_exposing(own.as_ref().unwrap().0.bytes());
-        ranks[1].rounds.write_exposed(0, 1, 0, &[9; 10_000]);
-        let own = &mut ranks[0].own.as_mut().unwrap().0;
-        assert!(own.bytes().iter().all(|&byte| byte == 3));
-        own.bytes_mut().fill(4);
-        assert!(ranks[1].rounds.exposed_bytes(0, 1, &(0..10_000)).unwrap().iter().all(|&byte| byte == 9));
     }
 
     /// Regression test: before the fix, the pages at both ends of the part stayed shared, and other ranks wrote to memory to
@@ -277,12 +227,17 @@ mod tests {
         let own = &mut own.as_mut().unwrap().0;
         own.bytes_mut().fill(3);
         let part = page + 100..3 * page;
-        rounds.registry_mut().stop_exposing(&own.bytes()[part.clone()]);
+        rounds.registry.stop_exposing(&own.bytes()[part.clone()]);
         // The second call includes pages that are private already.
-        rounds.registry_mut().stop_exposing(&own.bytes()[part.start - 10..part.end - page]);
+        rounds.registry.stop_exposing(&own.bytes()[part.start - 10..part.end - page]);
         ranks[1].rounds.write_exposed(0, 1, 0, &vec![9; 4 * page]);
         let bytes = ranks[0].own.as_ref().unwrap().0.bytes();
-        assert!(bytes[part].iter().all(|&byte| byte == 3), "the other rank cannot write to the part");
+        assert!(bytes[part.clone()].iter().all(|&byte| byte == 3), "the other rank cannot write to the part");
+        assert_eq!(
+            ranks[1].rounds.exposed_bytes(0, 1, &part).unwrap()[0],
+            9,
+            "the other rank has its own page"
+        );
         let head = bytes.as_ptr().addr() % page;
         assert!(
             bytes[..page - head].iter().all(|&byte| byte == 9),

@@ -1,9 +1,6 @@
 //! The registered buffers: the buffers in shared memory that all ranks of a host have mapped. A rank *exposes* a part of its
-//! buffer: it posts the location of its elements instead of the elements. The other ranks then read and write the part in place,
-//! until each rank has posted that it is done.
-//!
-//! Before this rank reads or writes at a location that another rank has posted, this rank checks that the location is
-//! inside the buffer that this rank has mapped.
+//! buffer: it posts the location of its elements instead of the elements. The other ranks check that the location is inside the
+//! buffer that they have mapped, and then read and write the part in place, until each rank has posted that it is done.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,9 +25,7 @@ pub struct BufferRef {
     pub offset: u64,
 }
 
-/// The registered buffers of all ranks.
 pub struct BufferRegistry {
-    /// The number of this rank.
     rank: usize,
     /// The number of buffers that each rank has registered, including dropped buffers. The next buffer gets this number.
     count: u64,
@@ -39,18 +34,13 @@ pub struct BufferRegistry {
     /// The buffers of the other ranks, by the number of the buffer and then by rank. A buffer stays mapped until its owner
     /// withdraws it.
     pub(super) others: BTreeMap<u64, Vec<Option<RemoteBuffer>>>,
-    /// The parts that the other ranks have exposed in one round.
-    exposed_parts: ExposedParts,
+    pub(super) exposed_parts: ExposedParts,
 }
 
-/// A registered buffer of this rank.
 struct OwnBuffer {
-    /// The number of the buffer.
     number: u64,
-    /// The length of the buffer in bytes.
     length: usize,
-    /// The addresses of the mapping.
-    mapping: Range<usize>,
+    mapping_start: usize,
     /// The pages that replace the buffer's pages after a failure.
     spare: Option<SparePages>,
     /// Can be upgraded while the buffer is mapped.
@@ -68,7 +58,6 @@ pub(super) struct ExposedParts {
 }
 
 impl BufferRegistry {
-    /// Creates the registry of the rank with the number `rank`.
     pub(super) fn new(rank: usize) -> Self {
         Self {
             rank,
@@ -79,7 +68,6 @@ impl BufferRegistry {
         }
     }
 
-    /// Returns the number of this rank's own registered buffers.
     pub fn own_buffer_count(&self) -> usize {
         self.own.len()
     }
@@ -97,10 +85,10 @@ impl BufferRegistry {
         let number = self.count;
         self.count += 1;
         self.others.insert(number, buffers);
-        let (mapping, first) = own.addresses();
-        let spare = own.take_spare_pages();
-        let length = own.bytes().len();
-        self.own.insert(first, OwnBuffer { number, length, mapping, spare, alive });
+        let (mapping_start, spare) = (own.mapping_start(), own.spare_pages.take());
+        let bytes = own.bytes();
+        let own_buffer = OwnBuffer { number, length: bytes.len(), mapping_start, spare, alive };
+        self.own.insert(bytes.as_ptr().addr(), own_buffer);
     }
 
     /// Removes this rank's own buffers that the program has dropped. If no operation is in progress (`is_busy` is false),
@@ -137,21 +125,19 @@ impl BufferRegistry {
         (address - first <= own.length && own.alive.strong_count() > 0).then_some((first, own))
     }
 
-    /// Replaces all pages that contain any of `bytes` by private pages with the same content, because other ranks may still
-    /// write to the shared pages after this rank's operation has failed. During this call, other threads of this process
-    /// may use the other bytes of these pages.
+    /// Replaces all pages that contain any of `bytes` by private pages with the same content: other ranks may still write to
+    /// the shared pages after a failure. Meanwhile, other threads of this process may use the other bytes of these pages.
     pub fn stop_exposing(&mut self, bytes: &[u8]) {
         let Some((first, _)) = self.own_buffer_at(bytes) else { return };
         let Some(own) = self.own.get_mut(&first) else { return };
-        let (pages, start) = (own.pages_of(bytes), own.mapping.start);
-        let replaced = own.spare.as_mut().map_or(Ok(()), |spare| spare.replace(start, &pages));
+        let pages = own.pages_of(bytes);
+        let replaced = own.spare.as_mut().map_or(Ok(()), |spare| spare.replace(own.mapping_start, &pages));
         if let Err(error) = replaced {
             log::warn!("a buffer stays shared after its operation failed: {error}");
         }
     }
 
-    /// Returns the buffer with the number `buffer` of another rank.
-    fn buffer(&self, buffer: u64, rank: usize) -> Option<&RemoteBuffer> {
+    pub(super) fn buffer(&self, buffer: u64, rank: usize) -> Option<&RemoteBuffer> {
         self.others.get(&buffer)?.get(rank)?.as_ref()
     }
 
@@ -166,44 +152,21 @@ impl BufferRegistry {
     ) -> Result<(), &'static str> {
         let remote = self.buffer(location.buffer, rank);
         let remote = remote.ok_or("it posted a location in a buffer that this rank does not know")?;
-        let start = usize::try_from(location.offset).ok();
-        let end = start.and_then(|start| start.checked_add(bytes)).filter(|&end| end <= remote.length());
-        match (start, end) {
-            (Some(start), Some(_)) if start.is_multiple_of(element_bytes) => Ok(()),
-            (Some(_), Some(_)) => {
-                Err("it posted a location whose offset is not a multiple of the element size")
-            }
-            _ => Err("it posted a location that does not end inside its buffer"),
+        let end = location.offset.checked_add(bytes as u64);
+        if end.is_none_or(|end| end > remote.length() as u64) {
+            return Err("it posted a location that does not end inside its buffer");
         }
-    }
-
-    /// Returns the parts that the other ranks have exposed in one round.
-    pub(super) fn exposed_parts_mut(&mut self) -> &mut ExposedParts {
-        &mut self.exposed_parts
-    }
-
-    /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`, or `None` if `rank` has
-    /// exposed nothing. Panics if `range` is not inside the part.
-    pub(super) fn exposed_address(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<*mut u8> {
-        let ExposedParts { round: exposed_round, part_bytes, locations } = &self.exposed_parts;
-        if *exposed_round != round {
-            return None;
+        if !location.offset.is_multiple_of(element_bytes as u64) {
+            return Err("it posted a location whose offset is not a multiple of the element size");
         }
-        let BufferRef { buffer, offset } = (*locations.get(rank)?)?;
-        assert!(
-            range.start <= range.end && range.end <= *part_bytes,
-            "the range must be inside the exposed part"
-        );
-        let start = usize::try_from(offset).ok()?;
-        let buffer = self.buffer(buffer, rank)?;
-        Some(buffer.address_of(&(start + range.start..start + range.end))?.as_ptr())
+        Ok(())
     }
 }
 
 impl OwnBuffer {
     /// Returns the pages that contain any of `bytes`, as a range of byte offsets in the mapping.
     fn pages_of(&self, bytes: &[u8]) -> Range<usize> {
-        let (page, start) = (page_size(), bytes.as_ptr().addr() - self.mapping.start);
+        let (page, start) = (page_size(), bytes.as_ptr().addr() - self.mapping_start);
         start - start % page..(start + bytes.len()).next_multiple_of(page)
     }
 }

@@ -1,48 +1,10 @@
-use std::thread;
-
 use super::layout::USED_BYTES_OF_ALL_RANKS;
 use super::*;
 
 /// Returns one [`ShmRounds`] for each rank, all on the same memory.
 fn all_ranks(size: RoundsSize) -> Vec<ShmRounds> {
-    let token = [1; TOKEN_BYTES];
-    let first = Segment::create(size.bytes(), &token).unwrap();
-    let location = first.location().unwrap();
-    let others = (1..size.ranks).map(|_| Segment::open(location, size.bytes(), &token).unwrap());
-    let segments: Vec<Segment> = others.collect();
-    let segments = std::iter::once(first).chain(segments);
+    let segments = Segment::for_tests(size.bytes(), size.ranks).into_iter();
     segments.enumerate().map(|(rank, segment)| ShmRounds::new(Arc::new(segment), size, rank)).collect()
-}
-
-#[test]
-fn a_payload_can_be_read_from_its_post_until_the_reader_posts_the_next_round() {
-    let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 256 });
-    assert!(all_ranks[0].read_post(1, 1).is_none());
-    all_ranks[1].write_payload(1, 3, (0, b"one"));
-    assert!(all_ranks[0].read_post(1, 1).is_none(), "the payload has been written, but not posted");
-    all_ranks[1].post(1, &[9; HEADER_WORDS]);
-    let posted = all_ranks[0].read_post(1, 1).unwrap();
-    assert_eq!((posted.bytes(0..3), posted.header()), (Some(&b"one"[..]), [9; HEADER_WORDS]));
-    for round in 2..=LEAD_MAX {
-        assert!(all_ranks[1].may_write(round, 1));
-        all_ranks[1].post(round, &[0; HEADER_WORDS]);
-    }
-    assert!(
-        !all_ranks[1].may_write(LEAD_MAX + 1, 1),
-        "rank 0 has not posted round 1, so it may still read older headers"
-    );
-    all_ranks[0].post(1, &[0; HEADER_WORDS]);
-    assert!(all_ranks[1].may_write(LEAD_MAX + 1, INLINE_PAYLOAD_BYTES_MAX));
-    assert!(!all_ranks[1].may_write(LEAD_MAX + 1, INLINE_PAYLOAD_BYTES_MAX + 1));
-    assert!(all_ranks[1].may_write(SHORT_LEAD_MAX + 1, SHORT_PAYLOAD_BYTES_MAX));
-    assert!(!all_ranks[1].may_write(SHORT_LEAD_MAX + 1, SHORT_PAYLOAD_BYTES_MAX + 1));
-    assert!(all_ranks[0].read_post(1, 1).is_some(), "the next rounds use other headers");
-    all_ranks[0].post(2, &[0; HEADER_WORDS]);
-    assert!(
-        all_ranks[0].read_post(1, 1).is_none(),
-        "rank 0 has posted the next round, so it must not read the payload of round 1"
-    );
-    assert!(all_ranks[0].posts().header(1, 1).is_some());
 }
 
 #[test]
@@ -87,55 +49,5 @@ fn a_payload_does_not_overlap_the_payload_before_and_many_ranks_use_little_memor
             let used_max = USED_BYTES_OF_ALL_RANKS / ranks;
             assert!(round < 4010 || before.as_ref().is_some_and(|range| range.end <= used_max), "{before:?}");
         }
-    }
-}
-
-#[test]
-fn each_sleeping_rank_is_woken_once() {
-    let all_ranks = all_ranks(RoundsSize { ranks: 3, slot_bytes: 128 });
-    all_ranks[2].mark_asleep();
-    let mut woken = Vec::new();
-    for _ in 0..2 {
-        all_ranks[0].wake_sleepers(|rank| woken.push(rank));
-    }
-    assert_eq!(woken, [2]);
-    all_ranks[1].mark_asleep();
-    all_ranks[1].mark_awake();
-    all_ranks[0].wake_sleepers(|_| panic!("rank 1 is awake"));
-}
-
-#[test]
-fn threads_read_complete_payloads_in_every_round() {
-    let size = RoundsSize { ranks: 3, slot_bytes: 9000 };
-    // Short payloads, long payloads, and payloads after which unused space stays at the end of the ring buffer.
-    let length =
-        |round: u64, rank: usize| [5, 9000, 4097, 8191, 4096, 0, 80, 81][(round as usize + rank) % 8];
-    let last = if cfg!(miri) { 20 } else { 2000 };
-    let run_rounds = move |mut rounds: ShmRounds| {
-        for round in 1..=last {
-            while !rounds.may_write(round, length(round, rounds.rank())) {
-                thread::yield_now();
-            }
-            let fill = (round as usize * 3 + rounds.rank()) as u8;
-            let payload = vec![fill; length(round, rounds.rank())];
-            rounds.write_payload(round, payload.len(), (0, &payload));
-            rounds.post(round, &[round; HEADER_WORDS]);
-            for rank in 0..size.ranks {
-                let posted = loop {
-                    match rounds.read_post(rank, round) {
-                        Some(posted) => break posted,
-                        None => thread::yield_now(),
-                    }
-                };
-                assert_eq!(posted.header(), [round; HEADER_WORDS]);
-                let payload = posted.bytes(0..length(round, rank)).unwrap();
-                assert!(payload.iter().all(|&byte| byte == (round as usize * 3 + rank) as u8));
-            }
-        }
-    };
-    let threads: Vec<_> =
-        all_ranks(size).into_iter().map(|rounds| thread::spawn(move || run_rounds(rounds))).collect();
-    for thread in threads {
-        thread.join().unwrap();
     }
 }

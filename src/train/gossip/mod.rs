@@ -105,6 +105,7 @@ impl GossipContext<'_> {
             loss,
             learning_rate: self.setup.learning_rates.rate_at_step(rate, batch),
             samples: settings.batch_size.min(self.setup.dataset.train.len()) as u64,
+            completed_at: Instant::now(),
         }
     }
 

@@ -225,6 +225,8 @@ pub struct GradientSink<'a> {
     order: SumOrder<'a>,
     /// Memory for the gradients of row groups.
     scratch: &'a mut Vec<f32>,
+    /// Whether the layer has computed gradients.
+    is_used: bool,
 }
 
 /// The order in which a backward pass adds the gradients of the samples.
@@ -246,7 +248,15 @@ impl<'a> GradientSink<'a> {
         on_gradient_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
         (order, scratch): (SumOrder<'a>, &'a mut Vec<f32>),
     ) -> Self {
-        Self { gradients, update, range, elements_per_report, on_gradient_ready, order, scratch }
+        let is_used = false;
+        Self { gradients, update, range, elements_per_report, on_gradient_ready, order, scratch, is_used }
+    }
+
+    /// Sets the gradient to 0 if the layer has computed none: the memory may have other values.
+    pub(crate) fn finish(self) {
+        if !self.is_used && self.update == GradientUpdate::Replace {
+            self.gradients[self.range].fill(0.0);
+        }
     }
 
     /// Computes the gradients of all parameters of the layer, and reports them as final. A layer without parameters need not
@@ -280,6 +290,7 @@ impl<'a> GradientSink<'a> {
         (row_count, chain_rows): (usize, usize),
         mut compute: impl FnMut(Range<usize>, &mut [f32], f32),
     ) {
+        self.is_used = true;
         let target = &mut self.gradients[self.range.clone()][range];
         match (self.order, self.update) {
             (SumOrder::RowGroups(groups), _) => {

@@ -255,6 +255,7 @@ impl Stage {
             layer
                 .backward(&parameters[range.clone()], pass, &mut sink)
                 .map_err(|problem| LayerError::new(layer.as_ref(), problem))?;
+            sink.finish();
             std::mem::swap(&mut delta, &mut input_delta);
         }
         Ok(())

@@ -113,7 +113,7 @@ impl ParameterServer {
         let layout = ShardLayout::new(group.size(), options.servers, parameters.len(), tensors.as_deref())?;
         let mut initial = parameters.to_vec();
         group.broadcast(&mut initial, Rank::ZERO)?;
-        let links = connect_clients_to_servers(group, &layout)?;
+        let links = connect_clients_to_servers(group, &layout, false)?;
         let mut this = Self { len: parameters.len(), server: None, client: None, layout };
         if this.layout.is_server(group.rank()) {
             let rank = group.rank();

@@ -104,10 +104,12 @@ pub(crate) struct Links {
     pub(crate) servers: Vec<PeerLink>,
 }
 
-/// Connects servers and clients. All ranks of `group` must call this function with the same layout.
+/// Connects servers and clients. All ranks of `group` must call this function with the same arguments. `are_encoded` says whether the
+/// workers send encoded gradients.
 pub(crate) fn connect_clients_to_servers(
     group: &mut Group,
     layout: &ShardLayout,
+    are_encoded: bool,
 ) -> Result<Links, ParameterServerError> {
     let own = group.rank();
     let mut links = Links { clients: Vec::new(), servers: Vec::new() };
@@ -116,7 +118,10 @@ pub(crate) fn connect_clients_to_servers(
             let pair = [server, client];
             let Some(mut link) = connect_pair(group, pair)? else { continue };
             let parameter_count = layout.range(server).len();
-            if parameter_count > JOINED_PAYLOAD_WORDS_MAX {
+            // Rank 0 gets all parameters of the other servers, but the other servers get none of rank 0.
+            let exchanges_parameters =
+                if layout.is_server(client) { server != Rank::ZERO } else { !are_encoded };
+            if exchanges_parameters && parameter_count > JOINED_PAYLOAD_WORDS_MAX {
                 link.share_memory(parameter_count)
                     .map_err(|failure| ConnectError::Pair { pair, problem: failure.problem().to_owned() })?;
             }

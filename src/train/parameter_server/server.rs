@@ -52,8 +52,8 @@ pub(crate) struct ShardServer<'a> {
     handler: Arc<dyn RequestHandler + 'a>,
     /// The codecs of the clients that send encoded gradients.
     codecs: Option<MessageCodecs>,
-    /// Memory for long payloads that no thread uses. There is only as much as threads needed at the same time, and the last used
-    /// memory is used again first, because it may still be in a cache.
+    /// Memory for long payloads that no thread uses. There are at most as many buffers as threads that used one at the same time.
+    /// The last used buffer is used again first, because it may still be in a cache.
     payload_buffers: Mutex<Vec<Vec<u32>>>,
 }
 
@@ -134,7 +134,11 @@ impl<'a> ShardServer<'a> {
                 return abort_link(link, "the request is too short or of an unknown kind");
             };
             let mut memory = if header.is_in_memory { link.memory() } else { None };
-            if header.is_in_memory && (memory.is_none() || received > HEADER_WORDS || is_long) {
+            if header.is_in_memory && link.has_failed() {
+                return LinkOutcome::Lost("the connection has failed".to_owned());
+            }
+            let has_other_payload = received > HEADER_WORDS || is_long || header.is_encoded;
+            if header.is_in_memory && (memory.is_none() || has_other_payload) {
                 return abort_link(link, "its payload is said to be in memory that the ranks do not share");
             }
             let mut long_payload = is_long.then(|| self.take_payload_buffer(words_max));

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::run_progress::{AwaitedProgress, FinishedStep, RunFailure, TrainingProgress};
 use super::work_messages::{WorkReply, WorkRequest};
 use crate::train::batch_queue::{Assignment, BatchQueue};
 use crate::train::checkpoint::Position;
@@ -14,8 +15,8 @@ use crate::types::Rank;
 /// If no batch is free, the first server delays the reply to an idle worker by at most this time.
 const BATCH_REPLY_DELAY_MAX: Duration = Duration::from_millis(400);
 
-/// [`TrainingProgress`] has the losses of at most this many steps.
-const RECENT_LOSSES_MAX: usize = 16_384;
+/// The coordinator remembers this many steps.
+const RECENT_STEPS_MAX: usize = 16_384;
 
 /// The batches and the workers of a run, as the first server knows them.
 pub(super) struct BatchCoordinator {
@@ -24,6 +25,8 @@ pub(super) struct BatchCoordinator {
     changed: Condvar,
     /// Notified when the run has reached the awaited progress.
     progressed: Condvar,
+    /// Notified when the results of the run are published.
+    published: Condvar,
     /// The ranks of the first server's clients, by client number: first the other servers, then the workers.
     clients: Vec<Rank>,
     /// The number of clients that are servers.
@@ -53,8 +56,8 @@ struct RunState {
     applied_in_step: usize,
     /// The sum of the losses of these gradients, and the number of their samples.
     loss_in_step: (f64, u64),
-    /// The mean loss of each step since the last call of [`BatchCoordinator::wait_for_progress`].
-    recent_losses: VecDeque<f64>,
+    /// The last steps, in the order in which they were finished.
+    recent_steps: VecDeque<FinishedStep>,
     /// The number of threads that wait for `changed`.
     waiting_threads: usize,
     /// The progress for which the first server's main thread waits.
@@ -67,40 +70,6 @@ struct RunState {
     allows_lost_clients: bool,
     /// The results of the run in 4-byte words, after the first server has published them.
     results: Option<Vec<u32>>,
-}
-
-/// The reason for which a run failed.
-#[derive(Clone, PartialEq, Debug)]
-pub(super) enum RunFailure {
-    /// The loss of a worker was not finite.
-    Diverged { worker: Rank, loss: f64, batch: u64 },
-    /// A server was lost.
-    ServerLost { server: Rank, problem: String },
-    /// A worker was lost in a synchronous run.
-    WorkerLost { worker: Rank, problem: String },
-    /// All workers were lost in an asynchronous run. `worker` was lost last.
-    AllWorkersLost { worker: Rank, problem: String },
-}
-
-/// The progress of a run.
-#[derive(Clone, PartialEq, Debug)]
-pub(super) struct TrainingProgress {
-    /// All batches below this number are done.
-    pub(super) batches: u64,
-    /// The mean losses of the steps since the last progress, or of the last [`RECENT_LOSSES_MAX`] of them.
-    pub(super) losses: Vec<f64>,
-    /// Whether all batches are done, or the run was stopped.
-    pub(super) is_finished: bool,
-    pub(super) failure: Option<RunFailure>,
-}
-
-/// How far a run must have come before the first server's main thread has work.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AwaitedProgress {
-    /// All batches below this number are done.
-    pub(super) batches: u64,
-    /// This many gradients were applied.
-    pub(super) updates: u64,
 }
 
 impl RunState {
@@ -149,7 +118,7 @@ impl BatchCoordinator {
             has_no_push: vec![false; workers],
             applied_in_step: 0,
             loss_in_step: (0.0, 0),
-            recent_losses: VecDeque::new(),
+            recent_steps: VecDeque::new(),
             waiting_threads: 0,
             awaited_progress: None,
             step_times: StepTimes::default(),
@@ -161,6 +130,7 @@ impl BatchCoordinator {
             state: Mutex::new(state),
             changed: Condvar::new(),
             progressed: Condvar::new(),
+            published: Condvar::new(),
             clients,
             other_server_count,
             batches_per_epoch,
@@ -210,14 +180,18 @@ impl BatchCoordinator {
 
     /// Stores the results of the run, so that the clients can fetch the results.
     pub(super) fn publish_results(&self, words: Vec<u32>) {
-        let mut state = self.lock();
-        state.results = Some(words);
-        self.wake_waiters(&mut state);
+        self.lock().results = Some(words);
+        self.published.notify_all();
     }
 
     /// Waits until the run has come as far as `awaited` says, the run has ended, or `timeout` has passed. Returns the
-    /// progress of the run.
-    pub(super) fn wait_for_progress(&self, awaited: AwaitedProgress, timeout: Duration) -> TrainingProgress {
+    /// progress of the run. The caller has seen the batches below `seen`.
+    pub(super) fn wait_for_progress(
+        &self,
+        awaited: AwaitedProgress,
+        seen: u64,
+        timeout: Duration,
+    ) -> TrainingProgress {
         let must_wait = |state: &mut RunState| {
             let must_wait = !state.has_reached(awaited);
             state.awaited_progress = must_wait.then_some(awaited);
@@ -226,9 +200,11 @@ impl BatchCoordinator {
         let waited = self.progressed.wait_timeout_while(self.lock(), timeout, must_wait);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         state.awaited_progress = None;
+        let batches = state.queue.first_not_done();
+        let unseen = batches.saturating_sub(seen).min(state.recent_steps.len() as u64) as usize;
         TrainingProgress {
-            batches: state.queue.first_not_done(),
-            losses: state.recent_losses.drain(..).collect(),
+            batches,
+            steps: state.recent_steps.range(state.recent_steps.len() - unseen..).copied().collect(),
             is_finished: state.queue.is_finished(),
             failure: state.failure.clone(),
         }
@@ -368,7 +344,8 @@ impl BatchCoordinator {
     /// words.
     fn wait_for_results_length(&self) -> Option<usize> {
         let is_missing = |state: &mut RunState| state.results.is_none();
-        self.wait_while(self.lock(), BATCH_REPLY_DELAY_MAX, is_missing).0.results.as_ref().map(Vec::len)
+        let waited = self.published.wait_timeout_while(self.lock(), BATCH_REPLY_DELAY_MAX, is_missing);
+        waited.unwrap_or_else(PoisonError::into_inner).0.results.as_ref().map(Vec::len)
     }
 
     /// Ends the run because of a failure. If the run has already failed, keeps the first failure.
@@ -411,10 +388,11 @@ impl RequestHandler for BatchCoordinator {
         if is_step_complete {
             state.applied_in_step = 0;
             let (loss, samples) = std::mem::take(&mut state.loss_in_step);
-            if state.recent_losses.len() == RECENT_LOSSES_MAX {
-                state.recent_losses.pop_front();
+            if state.recent_steps.len() == RECENT_STEPS_MAX {
+                state.recent_steps.pop_front();
             }
-            state.recent_losses.push_back(loss / samples.max(1) as f64);
+            let step = FinishedStep { time: Instant::now(), loss: loss / samples.max(1) as f64 };
+            state.recent_steps.push_back(step);
         }
         if !self.is_synchronous {
             state.queue.complete(worker);
@@ -485,3 +463,6 @@ impl RequestHandler for BatchCoordinator {
         self.wake_waiters(&mut state);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::coordinator::{AwaitedProgress, BatchCoordinator, RunFailure, RunStart};
+use super::coordinator::{BatchCoordinator, RunStart};
+use super::run_progress::{AwaitedProgress, FinishedStep, RunFailure};
 use super::{RunContext, create_shard, refusal_reason};
 use crate::codec::Compression;
 use crate::group::{Group, Statistics};
@@ -170,26 +171,23 @@ impl FirstServer<'_, '_> {
         let batches_done = first_batch - start_batch.min(first_batch);
         observer.epoch_started(epoch_count, epochs, batches_done, end_batch - start_batch);
         self.coordinator.continue_until_done(end_batch);
-        let (mut batches, mut last_loss) = (first_batch, 0.0);
+        let mut batches = first_batch;
         let steps_before = position.steps_total;
-        let mut pause = None;
+        let (mut pause, mut version) = (None, position.steps_total);
         loop {
             let awaited = AwaitedProgress {
                 batches: pause.unwrap_or(end_batch).min(end_batch),
-                updates: self.updates_until_save(),
+                updates: self.updates_until_save(version),
             };
-            let progress = self.coordinator.wait_for_progress(awaited, CHECK_INTERVAL);
+            let progress = self.coordinator.wait_for_progress(awaited, batches, CHECK_INTERVAL);
+            version = self.server.with_shard(|shard| shard.version());
             self.announce_lost_workers(observer);
             if let Some(failure) = progress.failure {
                 return Err(self.describe_failure(failure));
             }
-            // The workers of an asynchronous run complete the batches in about this order.
-            let end = progress.batches.min(end_batch);
-            let first_loss = progress.losses.len().saturating_sub(end.saturating_sub(batches) as usize);
-            let mut losses = progress.losses[first_loss..].iter();
-            for done in batches..end {
-                last_loss = losses.next().copied().unwrap_or(last_loss);
-                observer.step_taken(&self.describe_step(steps_before + done - first_batch, last_loss));
+            for done in batches..progress.batches.min(end_batch) {
+                let Some(step) = progress.step_of_batch(done) else { break };
+                observer.step_taken(&self.describe_step(steps_before + done - first_batch, step));
             }
             batches = batches.max(progress.batches);
             if self.context.stop.load(Ordering::Relaxed) {
@@ -200,20 +198,19 @@ impl FirstServer<'_, '_> {
                 return self.take_snapshot();
             }
             if self.context.config.checkpoint.as_ref().is_some_and(CheckpointSettings::is_periodic)
-                && self.save_if_due(progress.batches, &mut pause, observer)?
+                && self.save_if_due((progress.batches, version), &mut pause, observer)?
             {
                 self.coordinator.continue_until_done(end_batch);
             }
         }
     }
 
-    /// Returns how many gradients the servers will have applied in this run when a checkpoint is due after a number of steps.
-    /// `u64::MAX` if no checkpoint is due after a number of steps.
-    fn updates_until_save(&self) -> u64 {
+    /// Returns how many gradients this server will have applied in this run when the next checkpoint after `version` steps is due.
+    /// Returns `u64::MAX` if no checkpoint is due after a number of steps.
+    fn updates_until_save(&self, version: u64) -> u64 {
         let Some(every) = self.context.config.checkpoint.as_ref().and_then(|settings| settings.steps) else {
             return u64::MAX;
         };
-        let version = self.server.with_shard(|shard| shard.version());
         let steps = (version + 1).next_multiple_of(every.get()) - self.first_version;
         let gradients_per_step =
             if self.context.is_synchronous { self.context.layout.workers().count() as u64 } else { 1 };
@@ -221,16 +218,15 @@ impl FirstServer<'_, '_> {
     }
 
     /// Saves a checkpoint within an epoch if one is due. Returns whether the save has begun. `batches` is the number
-    /// of batches that are done. A synchronous run must pause before the save. So a first call sets `pause` to the number
-    /// of batches that will be done at the pause, and a call during the pause saves.
+    /// of batches that are done, and `version` the number of steps. A synchronous run must pause before the save. So a first
+    /// call sets `pause` to the number of batches that will be done at the pause, and a call during the pause saves.
     fn save_if_due(
         &mut self,
-        batches: u64,
+        (batches, version): (u64, u64),
         pause: &mut Option<u64>,
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainError> {
-        let steps = self.server.with_shard(|shard| shard.version());
-        if pause.is_none() && !self.trainer.can_save_now(steps, observer) {
+        if pause.is_none() && !self.trainer.can_save_now(version, observer) {
             return Ok(false);
         }
         if self.context.is_synchronous {
@@ -247,13 +243,14 @@ impl FirstServer<'_, '_> {
     }
 
     /// Describes the step that follows the first `steps_before` steps of the run.
-    fn describe_step(&self, steps_before: u64, loss: f64) -> CompletedStep {
+    fn describe_step(&self, steps_before: u64, step: FinishedStep) -> CompletedStep {
         let setup = self.context.setup;
         CompletedStep {
             steps_total: steps_before + 1,
-            loss,
+            loss: step.loss,
             learning_rate: setup.learning_rates.rate_at_step(self.trainer.learning_rate(), steps_before),
             samples: setup.settings.batch_size.min(setup.dataset.train.len()) as u64,
+            completed_at: step.time,
         }
     }
 

@@ -14,6 +14,7 @@
 
 mod coordinator;
 mod first_server;
+mod run_progress;
 mod work_messages;
 mod worker;
 
@@ -114,7 +115,8 @@ pub(super) fn train_with_servers(
         started,
         layout,
     };
-    let links = connect_clients_to_servers(group, &context.layout)?;
+    let are_encoded = context.compression != Compression::None;
+    let links = connect_clients_to_servers(group, &context.layout, are_encoded)?;
     let rank = group.rank();
     if rank == Rank::ZERO {
         first_server::run_first_server(&context, links, state, observer)

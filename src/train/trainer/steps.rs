@@ -58,6 +58,7 @@ impl Trainer<'_> {
                 loss,
                 learning_rate: self.optimizer.learning_rate,
                 samples: batch_len as u64,
+                completed_at: Instant::now(),
             });
             self.report_measurements(group, observer)?;
             if self.stopped {

@@ -12,13 +12,10 @@ const DTYPE_BITS: u32 = 8;
 /// A message that goes through a queue without a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LocalMessage {
-    /// The group.
     pub group: u32,
-    /// The tag.
     pub tag: u32,
     /// The number of the message on its link.
     pub sequence: u64,
-    /// The type of the elements.
     pub dtype: DType,
     /// The number of bytes of all elements.
     pub bytes: usize,
@@ -27,7 +24,6 @@ pub struct LocalMessage {
 /// What this rank receives next from a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NextFrame {
-    /// Nothing has arrived.
     Nothing,
     /// An accepted message, and the number of its first bytes, which have been copied.
     Message(LocalMessage, usize),
@@ -42,7 +38,6 @@ impl LocalMessage {
         [u64::from(self.group) | u64::from(self.tag) << 32, dtype | self.sequence << DTYPE_BITS]
     }
 
-    /// Returns the message that begins with an entry.
     #[inline]
     pub(super) fn from_entry(entry: &QueueMessage) -> Result<Self, QueueError> {
         let [group_and_tag, dtype_and_sequence] = entry.label;

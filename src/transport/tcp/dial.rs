@@ -16,7 +16,6 @@ use crate::wire::handshake::{Dialer, StreamId};
 /// handshake.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A connection that this rank opens.
 pub(super) struct Dial {
     pub(super) peer: Rank,
     /// The number of the connection, and the number of connections that the link will have.
@@ -31,7 +30,6 @@ pub(super) struct Dial {
     pub(super) deadline: Option<Duration>,
 }
 
-/// The result of [`Dial::advance`].
 pub(super) enum DialOutcome {
     /// The connection is not open yet.
     InProgress,

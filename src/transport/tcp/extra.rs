@@ -1,7 +1,6 @@
-//! Opens the extra connections of a link. All connections of a link except the first one are extra connections. The
-//! rank that dialed the link opens the extra connections once the first connection is established. Each extra
-//! connection has a separate handshake. If an extra connection cannot be opened, the link works without this
-//! connection.
+//! Opens the extra connections of a link: all connections except the first one. The rank that dialed the link opens them once
+//! the first connection is established. Each has a separate handshake. A link works without the connections that cannot be
+//! opened.
 
 use std::time::Duration;
 
@@ -67,8 +66,7 @@ impl TcpTransport {
         }
     }
 
-    /// Adds an extra connection, which a peer has opened, to the link. Closes the connection if the link does not
-    /// need this connection.
+    /// Adds an extra connection, which a peer has opened, to the link. Closes it if the link does not need it.
     pub(super) fn accept_extra_connection(&mut self, accepted: AcceptedConnection) {
         let (peer, token) = (accepted.introduction.from, accepted.token);
         let StreamId { index, total } = accepted.introduction.stream;
@@ -99,8 +97,7 @@ impl TcpTransport {
         }
     }
 
-    /// Sends only on the first `count` connections of each link. The caller uses this method to measure the speed with
-    /// `count` connections.
+    /// Sends only on the first `count` connections of each link, so that the caller can measure their speed.
     pub fn use_streams(&mut self, count: u8) {
         self.used_streams = count.clamp(1, self.streams);
         let used = self.used_streams;
@@ -117,8 +114,7 @@ impl TcpTransport {
         }
     }
 
-    /// Uses only the first connection of each link from now on. The extra connections are closed once all their data
-    /// have arrived.
+    /// Uses only the first connection of each link. The extra connections are closed once all their data have arrived.
     pub fn use_single_connection(&mut self) {
         self.use_streams(1);
         self.streams = 1;

@@ -1,8 +1,8 @@
-//! Opens the links of an isolated group. They arrive on the port of the job: the rank that dials names the isolated group in the
-//! handshake, and the transport of the job, which has the port, passes the accepted connections to the transport of the group.
+//! Opens the links of an isolated group. They arrive on the port of the job: the rank that dials names the isolated group in
+//! the handshake, and the transport of the job passes the accepted connections to the transport of the group.
 //!
-//! Of two ranks, the lower rank of the group dials. The transport of the job refuses connections of an isolated group that it
-//! does not expect, so all ranks must have called [`TcpTransport::create_isolated`] before one of them dials.
+//! Of two ranks, the lower rank of the group dials. All ranks must have called [`TcpTransport::create_isolated`] before one of
+//! them dials, because the transport of the job refuses unexpected connections.
 
 use std::io;
 use std::time::Duration;
@@ -16,7 +16,6 @@ use crate::transport::poller::Event;
 use crate::types::Rank;
 
 impl TcpTransport {
-    /// Returns whether other ranks can connect to this transport.
     pub fn has_port(&self) -> bool {
         self.listener.has_port()
     }
@@ -39,8 +38,7 @@ impl TcpTransport {
         Ok(Self { isolated: Some(group), ..transport })
     }
 
-    /// Begins to open the links to all higher ranks of an isolated group. Continue with [`TcpTransport::wait_for_events`] and
-    /// [`TcpTransport::serve`].
+    /// Begins to open the links to all higher ranks of an isolated group.
     pub fn dial_higher_ranks(&mut self, now: Duration) {
         for peer in (self.rank.get() + 1..self.addresses.len() as u32).map(Rank::new) {
             self.connect(now, peer);
@@ -74,9 +72,9 @@ impl TcpTransport {
         self.listener.wait(now, Some(until), events)
     }
 
-    /// Adds the connections that the lower ranks of this isolated group have opened to the port of `job`. From now on, that port
-    /// refuses connections of this group. Returns an error if the operating system refuses to move a connection to the event
-    /// queue of this transport.
+    /// Adds the connections that the lower ranks of this isolated group have opened to the port of `job`, which refuses
+    /// connections of this group from now on. Returns an error if a connection cannot move to the event queue of this
+    /// transport.
     pub fn take_accepted_from(&mut self, job: &mut Self, now: Duration) -> io::Result<()> {
         let Some(group) = self.isolated.clone() else { return Ok(()) };
         for mut accepted in job.listener.incoming.take_isolated_links(group.id) {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::tests::{
-    DELIVERY_TIMEOUT, SECOND, TestRank, assert_linked, handle_events_until, make_test_ranks_with_streams,
-    options,
+    DELIVERY_TIMEOUT, SECOND, TestRank, assert_linked, handle_events_until, make_test_ranks, options,
 };
 use super::{IsolatedGroup, TcpTransport};
 use crate::transport::SocketTransport as _;
@@ -40,7 +39,7 @@ fn take_accepted(job: &mut [TestRank], isolated: &mut TestRank) {
 #[test]
 fn the_links_of_an_isolated_group_arrive_on_the_ports_of_the_job() {
     for (world, members, streams) in [(2, &[0, 1][..], 1), (2, &[1, 0], 3), (4, &[3, 0, 2], 2)] {
-        let mut all = make_test_ranks_with_streams(world, 1);
+        let mut all = make_test_ranks(world, 1);
         let group = group_of(members);
         for rank in 0..members.len() {
             let mut isolated = isolate(&mut all, &group, rank, streams);
@@ -87,7 +86,7 @@ fn dial_and_be_refused(job: &mut [TestRank], accepting: usize, dialer: &mut TcpT
 /// hold many connections.
 #[test]
 fn connections_of_isolated_groups_that_a_rank_does_not_expect_are_refused() {
-    let mut job = make_test_ranks_with_streams(3, 1);
+    let mut job = make_test_ranks(3, 1);
     let refused = HandshakeError::Refused(Refusal::Group);
     let group = group_of(&[0, 1]);
     let mut dialer = isolate(&mut job, &group, 0, 1);
@@ -121,7 +120,7 @@ fn connections_of_isolated_groups_that_a_rank_does_not_expect_are_refused() {
 #[test]
 fn a_link_to_a_rank_that_ends_meanwhile_is_lost() {
     for ends_before in [true, false] {
-        let mut job = make_test_ranks_with_streams(2, 1);
+        let mut job = make_test_ranks(2, 1);
         let group = group_of(&[0, 1]);
         let mut ranks = [isolate(&mut job, &group, 0, 1)];
         let peer = job.pop().unwrap();

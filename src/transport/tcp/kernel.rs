@@ -24,7 +24,6 @@ pub(crate) struct SendSpace {
     pub(crate) free: usize,
 }
 
-/// Reads the state of a socket's send buffer.
 pub(super) fn send_space<S: AsFd>(socket: &S) -> io::Result<SendSpace> {
     let mut values = [0u32; MEMINFO_VALUE_COUNT];
     read_option(socket, libc::SOL_SOCKET, SO_MEMINFO, bytemuck::cast_slice_mut(&mut values))?;
@@ -33,25 +32,21 @@ pub(super) fn send_space<S: AsFd>(socket: &S) -> io::Result<SendSpace> {
     Ok(SendSpace { queued, free: value(libc::SK_MEMINFO_SNDBUF).saturating_sub(queued) })
 }
 
-/// Returns whether the other host has not acknowledged everything that was sent on a socket. A socket that has failed has nothing
-/// left to acknowledge.
+/// Returns whether the other host has not acknowledged everything that was sent. False if the socket has failed.
 pub(super) fn has_unacknowledged_bytes<S: AsFd>(socket: &S) -> bool {
     send_space(socket).is_ok_and(|space| space.queued > 0)
 }
 
-/// Returns whether a socket accepts bytes now. After a result of false, the kernel reports an event when the socket
-/// accepts bytes again.
+/// Returns whether a socket accepts bytes now. After a result of false, an event reports when it does.
 pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {
     // If the socket has an error, the next write returns this error.
     let mut entries = [PollFd::new(socket, PollFlags::OUT)];
     Ok(poll(&mut entries, Some(&Timespec::default()))? > 0)
 }
 
-/// Returns whether the kernel has sent unacknowledged data of this socket again, and the other host has not answered
-/// since then.
+/// Returns whether the kernel has sent data of this socket again, and the other host has not answered since then.
 pub(super) fn is_retransmission_unanswered<S: AsFd>(socket: &S) -> bool {
-    // The offsets, in bytes, of fields of the kernel's `struct tcp_info`. The kernel writes only the fields that fit
-    // in the buffer.
+    // The byte offsets of fields of the kernel's `struct tcp_info`. The kernel writes what fits in the buffer.
     const TCP_INFO_RETRANSMITS_OFFSET: usize = 2;
     const TCP_INFO_PROBES_OFFSET: usize = 3;
     const TCP_INFO_UNACKED_OFFSET: usize = 24;
@@ -83,7 +78,6 @@ pub(super) fn set_pacing<S: AsFd>(socket: &S, bytes_per_second: u64) -> io::Resu
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Reads the rate that [`set_pacing`] has set.
 #[cfg(test)]
 pub(super) fn read_pacing<S: AsFd>(socket: &S) -> io::Result<u64> {
     let mut rate = 0u64;

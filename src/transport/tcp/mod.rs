@@ -35,7 +35,6 @@ use self::dial::{Dial, DialOutcome};
 pub(crate) use self::kernel::SendSpace;
 pub use self::options::{CongestionControl, PacingRate, SocketOptions};
 pub(crate) use self::simultaneous_open::{LinkChoice, SimultaneousOpen};
-use super::handshake::random_nonce;
 use super::incoming::AcceptedConnection;
 use super::listener::Listener;
 use super::poller::{Event, Poller};
@@ -52,7 +51,6 @@ pub struct IsolatedGroup {
     pub members: Arc<[Rank]>,
 }
 
-/// Links over TCP.
 pub struct TcpTransport {
     listener: Listener,
     rank: Rank,
@@ -66,7 +64,6 @@ pub struct TcpTransport {
     links: BTreeMap<Rank, TcpLink>,
     /// The peer of each connection of a link, by the token of the connection.
     peers_by_token: HashMap<Token, Rank>,
-    /// The extra connections that are being opened.
     extras: BTreeMap<Token, Dial>,
     /// The peers that have opened a link to this rank without a request of this rank.
     incoming_links: VecDeque<Rank>,
@@ -74,11 +71,9 @@ pub struct TcpTransport {
     isolated: Option<IsolatedGroup>,
 }
 
-/// The link to one peer.
 enum TcpLink {
     /// This rank dials the peer, and the peer may dial this rank at the same time.
     Opening(Box<SimultaneousOpen<Dial, AcceptedConnection>>),
-    /// The link is open.
     Open(Box<Bundle<TcpStream>>),
     /// The link is lost, for this reason.
     Lost(String),
@@ -109,13 +104,11 @@ impl TcpTransport {
         }
     }
 
-    /// Returns the congestion control of links, or `None` for the host's default.
     pub fn congestion(&self) -> Option<&str> {
         self.options.congestion()
     }
 
-    /// Removes and returns the event queue of the transport. The caller passes the events of this queue to
-    /// [`TcpTransport::serve`].
+    /// Removes and returns the event queue, whose events the caller passes to [`TcpTransport::serve`].
     pub fn take_poller(&mut self) -> Option<Poller> {
         self.listener.take_poller()
     }
@@ -140,7 +133,6 @@ impl TcpTransport {
         }
     }
 
-    /// Returns the connections that this rank opens.
     fn dials(&self) -> impl Iterator<Item = &Dial> {
         let of_links = self.links.values().filter_map(|link| match link {
             TcpLink::Opening(opening) => Some(&opening.ours),
@@ -174,7 +166,6 @@ impl TcpTransport {
         Ok(dial)
     }
 
-    /// Begins to open one of the connections of a link.
     fn open_connection(&mut self, now: Duration, peer: Rank, stream_id: StreamId) -> io::Result<Dial> {
         let address = self.addresses.get(peer.index()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let mut stream = self.options.connect(*address, self.rate_divisor(stream_id.total))?;
@@ -182,7 +173,7 @@ impl TcpTransport {
         self.listener.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
         let introduction = self.introduce(peer, stream_id);
         let identity = self.listener.incoming.identity();
-        let handshake = identity.dialer(introduction, random_nonce());
+        let handshake = identity.dialer(introduction, rand::random());
         let deadline = Some(now + CONNECT_TIMEOUT);
         Ok(Dial { peer, stream_id, stream, token, handshake, began: now, deadline })
     }
@@ -239,7 +230,6 @@ impl TcpTransport {
         Introduction { purpose, from, to, stream }
     }
 
-    /// Handles a connection of a link that a peer has opened.
     fn add_peer_connection(&mut self, now: Duration, accepted: AcceptedConnection) {
         match accepted.introduction.stream.index {
             0 => self.handle_peer_connection(now, accepted),
@@ -288,7 +278,6 @@ impl TcpTransport {
         accepted.confirm().map_err(|error| ("could not be confirmed", error))
     }
 
-    /// Creates an open link from its first connection.
     fn new_open_link(&self, stream: TcpStream, token: Token, stream_count: u8) -> TcpLink {
         let mut bundle = Bundle::new(stream, token, stream_count);
         bundle.use_streams(self.used_streams.into());
@@ -298,8 +287,7 @@ impl TcpTransport {
         TcpLink::Open(Box::new(bundle))
     }
 
-    /// Applies an event to a link that is being opened, and stores the new state of the link. If the event means that
-    /// the link is lost, `why` is the reason.
+    /// Applies an event to a link that is being opened. If the link is then lost, `why` is the reason.
     fn update_opening_link(
         &mut self,
         now: Duration,
@@ -335,7 +323,6 @@ impl TcpTransport {
         }
     }
 
-    /// Returns the connections of the link to `peer`, if the link is open.
     fn bundle_mut(&mut self, peer: Rank) -> Option<&mut Bundle<TcpStream>> {
         self.open_link(peer).ok()
     }

@@ -45,8 +45,7 @@ pub enum CongestionControl {
     Auto,
     /// The host's default congestion control.
     Host,
-    /// The congestion control with this name. [`SocketOptions::new`] returns an error if the host does not offer a
-    /// congestion control of this name.
+    /// The congestion control with this name. The host must offer it.
     Named(String),
 }
 
@@ -74,7 +73,6 @@ pub struct PacingRate {
 }
 
 impl PacingRate {
-    /// Returns the rate in bytes per second.
     pub fn bytes_per_second(self) -> u64 {
         self.bytes_per_second
     }
@@ -117,7 +115,6 @@ pub fn available_congestion_controls() -> Vec<String> {
 /// The maximum of `TCP_USER_TIMEOUT`, which the kernel stores as milliseconds in 32 bits.
 const USER_TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000);
 
-/// The options of every link's socket.
 #[derive(Clone, Debug)]
 pub struct SocketOptions {
     /// The name of the congestion control; `None` for the host's default.
@@ -154,8 +151,7 @@ impl SocketOptions {
         Ok(Self { congestion, user_timeout, pacing: None })
     }
 
-    /// Sets the maximum rate at which a link sends; `None` sets no limit. Returns a message if this kernel cannot limit the
-    /// rate.
+    /// Sets the maximum rate at which a link sends, if any. Returns a message if this kernel cannot limit the rate.
     pub fn with_pacing(self, pacing: Option<PacingRate>) -> Result<Self, String> {
         let options = Self { pacing, ..self };
         let Some(rate) = pacing else { return Ok(options) };
@@ -167,7 +163,6 @@ impl SocketOptions {
         Ok(options)
     }
 
-    /// Returns the name of the congestion control that will be set, or `None` for the host's default.
     pub fn congestion(&self) -> Option<&str> {
         self.congestion.as_deref()
     }
@@ -204,8 +199,7 @@ impl SocketOptions {
         set_pacing(socket, rate.bytes_per_second() / u64::from(rate_divisor.max(1)))
     }
 
-    /// Sets all options except the pacing rate. Buffer sizes are not set, because a fixed size would switch off the
-    /// kernel's autotuning.
+    /// Sets all options except the pacing rate. Fixed buffer sizes would switch off the kernel's autotuning.
     fn apply_except_pacing<S: AsFd>(&self, socket: &S) -> io::Result<()> {
         let socket = SockRef::from(socket);
         socket.set_tcp_nodelay(true)?;

@@ -20,7 +20,6 @@ use crate::types::Rank;
 /// A link that is being opened: this rank dials the peer, and the peer may dial this rank.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct SimultaneousOpen<D, A> {
-    /// The connection that this rank opens.
     pub(crate) ours: D,
     /// The connection that the peer has opened, if any. The peer has sent its proof and waits for this rank's
     /// verdict.
@@ -32,13 +31,11 @@ pub(crate) struct SimultaneousOpen<D, A> {
 /// Which connection becomes the link. The caller closes every connection that the variant does not contain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum LinkChoice<D, A> {
-    /// There is no decision yet.
     Waiting(SimultaneousOpen<D, A>),
     /// The link is the connection that this rank has opened.
     Ours(D),
     /// The link is the connection that the peer has opened. The caller must send the verdict on this connection.
     Theirs(A),
-    /// The link is lost.
     Lost,
 }
 
@@ -68,7 +65,6 @@ impl<D, A> SimultaneousOpen<D, A> {
         LinkChoice::Ours(self.ours)
     }
 
-    /// Handles the failure of this rank's connection.
     pub(crate) fn handle_failed_dial(self) -> LinkChoice<D, A> {
         self.theirs.map_or(LinkChoice::Lost, LinkChoice::Theirs)
     }

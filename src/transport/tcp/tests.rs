@@ -65,11 +65,7 @@ pub(super) fn options() -> SocketOptions {
     SocketOptions::new(&CongestionControl::Host, Duration::from_mins(1)).unwrap()
 }
 
-fn make_test_ranks(n: u32) -> Vec<TestRank> {
-    make_test_ranks_with_streams(n, 1)
-}
-
-pub(super) fn make_test_ranks_with_streams(n: u32, streams: u8) -> Vec<TestRank> {
+pub(super) fn make_test_ranks(n: u32, streams: u8) -> Vec<TestRank> {
     let listeners: Vec<_> =
         (0..n).map(|_| options().listen("127.0.0.1:0".parse().unwrap()).unwrap()).collect();
     let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
@@ -132,7 +128,7 @@ pub(super) fn assert_linked(ranks: &mut [TestRank], now: Duration) {
 #[test]
 fn a_dialed_rank_may_compute_before_it_accepts() {
     for (dialer, acceptor) in [(0, 1), (1, 0)] {
-        let mut ranks = make_test_ranks(2);
+        let mut ranks = make_test_ranks(2, 1);
         ranks[dialer].connect(Duration::ZERO, acceptor as u32);
         let is_connected = |ranks: &[TestRank]| ranks[dialer].transport.next_deadline().is_none();
         handle_events_until(&mut ranks, &[dialer], SECOND, is_connected);
@@ -150,7 +146,7 @@ fn a_dialed_rank_may_compute_before_it_accepts() {
 /// not report that its peer was too slow.
 #[test]
 fn a_dialing_rank_may_compute_for_a_long_time() {
-    let mut ranks = make_test_ranks(2);
+    let mut ranks = make_test_ranks(2, 1);
     ranks[0].connect(Duration::ZERO, 1);
     let late = 1000 * SECOND;
     handle_events_until(&mut ranks, &[0, 1], late, is_link_open);
@@ -161,7 +157,7 @@ fn a_dialing_rank_may_compute_for_a_long_time() {
 /// dialer dials again.
 #[test]
 fn a_dialer_that_was_too_slow_dials_again() {
-    let mut ranks = make_test_ranks(2);
+    let mut ranks = make_test_ranks(2, 1);
     ranks[0].connect(Duration::ZERO, 1);
     handle_events_until(&mut ranks, &[1], Duration::ZERO, |ranks| {
         ranks[1].transport.next_deadline().is_some()
@@ -178,7 +174,7 @@ fn a_dialer_that_was_too_slow_dials_again() {
 /// A process that closes the connection at once is not a rank of this job, so the dialer does not dial again.
 #[test]
 fn a_link_is_lost_if_its_connection_is_closed_at_once() {
-    let mut ranks = make_test_ranks(2);
+    let mut ranks = make_test_ranks(2, 1);
     let other_program = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     ranks[0].transport.addresses[1] = other_program.local_addr().unwrap();
     ranks[0].connect(Duration::ZERO, 1);
@@ -190,7 +186,7 @@ fn a_link_is_lost_if_its_connection_is_closed_at_once() {
 /// The link to a machine that does not accept the connection is lost at the connect deadline, and not earlier.
 #[test]
 fn a_link_to_a_machine_that_does_not_answer_is_lost() {
-    let mut ranks = make_test_ranks(2);
+    let mut ranks = make_test_ranks(2, 1);
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
     socket.listen(0).unwrap();
@@ -212,7 +208,7 @@ fn a_link_to_a_machine_that_does_not_answer_is_lost() {
 /// rank's connection becomes the link.
 #[test]
 fn the_connection_of_the_higher_rank_is_used_if_the_lower_rank_fails() {
-    let mut ranks = make_test_ranks(2);
+    let mut ranks = make_test_ranks(2, 1);
     let elsewhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     ranks[0].transport.addresses[1] = elsewhere.local_addr().unwrap();
     ranks[0].connect(Duration::ZERO, 1);
@@ -237,7 +233,7 @@ fn has_connections(ranks: &[TestRank], index: usize, count: usize) -> bool {
 
 /// Returns two ranks whose link has `stream_count` connections, all of which are open.
 fn make_linked_test_ranks(stream_count: u8) -> Vec<TestRank> {
-    let mut ranks = make_test_ranks_with_streams(2, stream_count);
+    let mut ranks = make_test_ranks(2, stream_count);
     ranks[0].connect(Duration::ZERO, 1);
     let are_open = |ranks: &[TestRank]| {
         is_link_open(ranks) && (0..2).all(|rank| has_connections(ranks, rank, stream_count.into()))
@@ -253,7 +249,7 @@ fn ranks_that_dial_each_other_open_all_connections_of_one_link() {
     for seed in 0..300 {
         let mut random = StdRng::seed_from_u64(seed);
         let streams = [1, 3][random.random_range(0..2)];
-        let mut ranks = make_test_ranks_with_streams(2, streams);
+        let mut ranks = make_test_ranks(2, streams);
         let mut to_dial = vec![0, 1];
         let started = std::time::Instant::now();
         while !to_dial.is_empty() || !is_link_open(&ranks) {
@@ -310,20 +306,6 @@ fn a_connection_that_a_link_does_not_need_is_closed() {
     assert_linked(&mut ranks, SECOND);
 }
 
-/// When both ranks decide to use only the first connection, the extra connections close without loss of data.
-#[test]
-fn a_link_can_change_to_one_connection() {
-    let mut ranks = make_linked_test_ranks(4);
-    ranks[0].transport.use_single_connection();
-    assert_linked(&mut ranks, SECOND);
-    assert!(has_connections(&ranks, 0, 4) && has_connections(&ranks, 1, 4));
-    ranks[1].transport.use_single_connection();
-    assert_linked(&mut ranks, SECOND);
-    assert_linked(&mut ranks, SECOND);
-    assert!(has_connections(&ranks, 0, 1) && has_connections(&ranks, 1, 1));
-    assert_linked(&mut ranks, SECOND);
-}
-
 /// Regression test: the kernel reports waiting connections only once. Before the fix, connections that arrived while
 /// no file descriptor was free waited until a further connection arrived.
 #[test]
@@ -339,7 +321,7 @@ fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return;
     }
-    let mut ranks = make_test_ranks(2);
+    let mut ranks = make_test_ranks(2, 1);
     ranks[0].connect(Duration::ZERO, 1);
     let is_connected = |ranks: &[TestRank]| ranks[0].transport.next_deadline().is_none();
     handle_events_until(&mut ranks, &[0], Duration::ZERO, is_connected);

@@ -1,12 +1,11 @@
-//! The connections of a link: one, or several. Several connections are faster than one in two cases: one connection cannot
-//! use the whole bandwidth of the network, or one processor core cannot process the data of one connection fast enough.
+//! The connections of a link: one, or several. Several connections are faster than one in two cases: one connection cannot use
+//! the whole bandwidth of the network, or one processor core cannot process the data of one connection fast enough.
 //!
 //! The caller sees one ordered stream of bytes. A single connection carries these bytes as they are. With several connections,
 //! the sender divides the stream into numbered [records](crate::wire::record). It writes a short record on the first connection
 //! that is writable, and a long record on the connection with the fewest bytes in its send buffer. The receiver reads the
-//! record with the next number directly into its destination. Later records stay in the kernel's receive buffers, except for at
-//! most 4 KiB that the receiver reads ahead on each connection. So a slow receiver makes the sender wait, as on a link with one
-//! connection.
+//! record with the next number directly into its destination. Later records stay in the kernel, except for at most 4 KiB that
+//! the receiver reads ahead on each connection. So a slow receiver makes the sender wait, as on a link with one connection.
 //!
 //! The link can be used as soon as one connection is open. The other connections are added later.
 
@@ -29,12 +28,10 @@ use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader};
 /// that are read ahead. If the caller has more parts, they are moved by further calls.
 const SLICES_MAX: usize = 4;
 
-/// If there are at most this many bytes to send, the first writable connection sends all of them as one record,
-/// without a check of the free buffer space.
+/// The first writable connection sends at most this many bytes as one record, without a check of the free space.
 const SHORT_SEND_BYTES_MAX: usize = 16 << 10;
-/// The lowest target length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. A record is shorter
-/// if the send buffer has less free space, or if the bytes are divided into records of equal length. With a lower target,
-/// there would be too many system calls. A segment of 256 KiB and its header fit into four records of this length.
+/// The lowest target length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send, to limit the number of
+/// system calls. A segment of 256 KiB and its header fit into four records of this length.
 const LONG_RECORD_BYTES_MIN: usize = (64 << 10) + 64;
 /// The maximum length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. With longer records,
 /// a segment would not be divided over the connections.
@@ -50,14 +47,11 @@ pub(crate) trait Connection {
     /// Writes the parts, one after another. Returns the number of bytes that were written.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Returns the state of the send buffer.
     fn send_space(&self) -> io::Result<SendSpace>;
 
-    /// Returns whether the connection accepts bytes now. After a result of false, an event reports when the connection
-    /// accepts bytes again.
+    /// Returns whether the connection accepts bytes now. After a result of false, an event reports when it does.
     fn is_writable(&self) -> io::Result<bool>;
 
-    /// Closes the sending direction.
     fn close_sending(&self) -> io::Result<()>;
 }
 
@@ -83,21 +77,17 @@ impl Connection for TcpStream {
     }
 }
 
-/// A link with one or several connections.
 pub(crate) struct Bundle<P> {
     /// The connections by their number; `None` for a connection that is not open.
     streams: Vec<Option<Stream<P>>>,
     /// The number of connections that are used for sending.
     used: usize,
-    /// The number of connections that this rank is opening.
     expected_connections: usize,
-    /// Whether the sending direction has been closed.
     is_sending_closed: bool,
     sending: SendState,
     receiving: ReceiveState,
 }
 
-/// An open connection of a bundle.
 struct Stream<P> {
     connection: P,
     token: Token,
@@ -119,7 +109,6 @@ struct Stream<P> {
 enum ConnectionEnd {
     /// The peer closed the connection, and all data have been read.
     Ended,
-    /// The connection failed, for this reason.
     Broken(String),
 }
 
@@ -132,7 +121,6 @@ struct PendingRecord {
     left: Option<usize>,
 }
 
-/// The state of the sending direction of a link.
 #[derive(Default)]
 struct SendState {
     next_record: u64,
@@ -143,9 +131,7 @@ struct SendState {
     is_last: bool,
 }
 
-/// A record of which only a part is written.
 struct PartialRecord {
-    /// The number of the connection.
     stream: usize,
     header: [u8; RECORD_HEADER_BYTES],
     /// The number of bytes of the header that are written.
@@ -154,15 +140,13 @@ struct PartialRecord {
     left: Option<usize>,
 }
 
-/// The state of the receiving direction of a link.
 #[derive(Default)]
 struct ReceiveState {
     /// The number of the record that is received next.
     next_record: u64,
     /// The number of the connection that carries the next record; `None` while this connection is not known.
     current: Option<usize>,
-    /// Whether the link's last record has begun. All further bytes of the link belong to this record, which arrives
-    /// on the first connection.
+    /// Whether the link's last record has begun: all further bytes arrive on the first connection.
     is_in_last_record: bool,
     /// An error in the received data that has not been reported yet.
     fault: Option<String>,
@@ -224,7 +208,6 @@ impl<P: Connection> Bundle<P> {
         self.expected_connections = count;
     }
 
-    /// Subtracts one from the number of connections that this rank is opening.
     pub(crate) fn decrement_expected_connections(&mut self) {
         self.expected_connections = self.expected_connections.saturating_sub(1);
     }
@@ -242,7 +225,6 @@ impl<P: Connection> Bundle<P> {
         }
     }
 
-    /// Sends only on the first `used` connections.
     pub(crate) fn use_streams(&mut self, used: usize) {
         self.used = used.clamp(1, self.streams.len().max(1));
     }
@@ -262,12 +244,10 @@ impl<P: Connection> Bundle<P> {
         }
     }
 
-    /// Returns the open connections.
     pub(crate) fn connections(&self) -> impl Iterator<Item = &P> {
         self.streams.iter().flatten().map(|stream| &stream.connection)
     }
 
-    /// Handles an event of a connection.
     pub(crate) fn handle_event(&mut self, event: Event) {
         let mut streams = self.streams.iter_mut().flatten();
         if let Some(stream) = streams.find(|stream| stream.token == event.token) {
@@ -277,7 +257,6 @@ impl<P: Connection> Bundle<P> {
         }
     }
 
-    /// Closes the sending direction of all connections.
     pub(crate) fn close_sending(&mut self) {
         self.is_sending_closed = true;
         self.connections().for_each(close_sending_on);
@@ -371,8 +350,7 @@ impl<P: Connection> Bundle<P> {
             }
             let Some((index, space)) = best else { return Ok(None) };
             let target = (total / used).clamp(LONG_RECORD_BYTES_MIN, LONG_RECORD_BYTES_MAX);
-            // The kernel uses a part of the free bytes for its own data structures, so the record is shorter than the
-            // free space.
+            // The kernel uses a part of the free bytes for its own data, so the record is shorter.
             let fitting = (space.free - space.free / 8).max(SHORT_SEND_BYTES_MAX);
             (index, Some(rest.div_ceil(rest.div_ceil(target)).min(fitting)))
         };
@@ -395,8 +373,7 @@ impl<P: Connection> Bundle<P> {
 }
 
 impl SendState {
-    /// Returns whether the header of the last record is written. All further bytes of the link belong to this last
-    /// record, and are sent on the first connection.
+    /// Returns whether the header of the last record is written. All further bytes belong to this record.
     fn is_in_last_record(&self) -> bool {
         self.partial
             .as_ref()
@@ -458,8 +435,7 @@ impl<P> Stream<P> {
 }
 
 impl<P: Connection> Stream<P> {
-    /// Reads the free buffer space from the kernel. If the kernel returns an error, assumes enough space, so that the
-    /// caller tries to write.
+    /// Reads the free buffer space. After an error, assumes enough space, so that the caller tries to write.
     fn update_send_space(&mut self) {
         self.send_space =
             self.connection.send_space().unwrap_or(SendSpace { queued: 0, free: LONG_RECORD_BYTES_MAX });

@@ -6,8 +6,7 @@ use super::{Bundle, Connection, ConnectionEnd, PendingRecord, RecordBuffer, SLIC
 use crate::transport::TransferResult;
 use crate::wire::record::{RECORD_HEADER_BYTES, RecordHeader};
 
-/// The maximum number of bytes that are read ahead from a connection. A larger number would cost time, because the
-/// receiver copies these bytes from a buffer.
+/// The maximum number of bytes that are read ahead from a connection. These bytes are copied once more.
 const READ_AHEAD_BYTES: usize = 4 << 10;
 const ENDED_WITHOUT_REASON: &str = "it closed the connection without saying why";
 
@@ -34,8 +33,7 @@ impl<P: Connection> Bundle<P> {
         if moved == 0 { TransferResult::Blocked } else { TransferResult::Bytes(moved) }
     }
 
-    /// Receives up to `wanted` bytes with at most one read, into the parts from position `skip` on. Returns the
-    /// number of bytes that were received.
+    /// Receives up to `wanted` bytes with at most one read, into the parts from position `skip` on.
     fn receive_once(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
@@ -93,7 +91,6 @@ impl<P: Connection> Bundle<P> {
         Ok(index)
     }
 
-    /// Checks and stores the header of a connection's next record.
     fn store_header(&mut self, index: usize, header: RecordHeader) -> Result<(), TransferResult> {
         let RecordHeader { number, length } = header;
         let heads = self.streams.iter().flatten().filter_map(|stream| stream.head);
