@@ -11,7 +11,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::parts::{layout_digest, zeroed};
+use super::call::layout_digest;
+use super::parts::zeroed;
 use super::share::{MemoryReport, REPORT_WORDS, ShareError};
 use super::{Error, Group, OwnedBuffer};
 use crate::runtime::buffer::impl_buffer_of_slice;

@@ -3,14 +3,11 @@
 
 use std::ops::Range;
 
-use super::call::Call;
-use super::kept_plan::{KeptPlan, PlanKey, VerbKey};
+use super::plan::InPlace;
 use super::verb_plans::Barrier;
 use super::verbs::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, Scan};
 use super::{Buffer, Error, Group, Handle, OwnedBuffer};
-use crate::engine::OperationRequest;
-use crate::runtime::buffer::BufferAccess;
-use crate::types::{Element, Operation, Rank, ReduceOp, Site};
+use crate::types::{Element, Rank, ReduceOp, Site};
 
 impl Group {
     /// Replaces every rank's buffer by the reduction of all ranks' buffers. All ranks get the same bits.
@@ -26,10 +23,10 @@ impl Group {
     /// peer is lost or the deadline passes.
     #[track_caller]
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
-        let key = VerbKey { reduction: Some(op), ..VerbKey::new(Operation::AllReduce) };
-        match self.run_kept(key, buffer.elements_mut()?, Site::here()) {
+        let verb = AllReduce::new(op);
+        match self.run_kept(&verb, buffer.elements_mut()?, Site::here()) {
             Some(result) => result,
-            None => self.call(AllReduce::new(op)).run(buffer).map(drop),
+            None => self.call(verb).run(buffer).map(drop),
         }
     }
 
@@ -103,10 +100,10 @@ impl Group {
     /// The same errors as [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn broadcast<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
-        let key = VerbKey { root, ..VerbKey::new(Operation::Broadcast) };
-        match self.run_kept(key, buffer.elements_mut()?, Site::here()) {
+        let verb = Broadcast::from(root);
+        match self.run_kept(&verb, buffer.elements_mut()?, Site::here()) {
             Some(result) => result,
-            None => self.call(Broadcast::from(root)).run(buffer).map(drop),
+            None => self.call(verb).run(buffer).map(drop),
         }
     }
 
@@ -146,31 +143,16 @@ impl Group {
     #[inline]
     fn run_kept<T: Element>(
         &mut self,
-        verb: VerbKey,
+        verb: &impl InPlace<T>,
         elements: &mut [T],
         site: Site,
     ) -> Option<Result<(), Error>> {
-        let key = PlanKey { verb, dtype: T::DTYPE, count: elements.len(), is_in_place: true };
-        let kept = self.kept_plans.take(key)?;
+        let key = verb.arguments().key(elements.len())?;
+        let mut kept = self.kept_plans.take(key)?;
         let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
-        let result = self.run_kept_on_bytes((&kept, site), bytes.into());
+        let result = self.run_planned_on_bytes((&mut kept, site), bytes.into());
         self.kept_plans.keep(kept);
         Some(result)
-    }
-
-    /// Runs a collective whose plan the group has kept on the bytes of its buffer, and waits until it is complete.
-    pub(super) fn run_kept_on_bytes(
-        &mut self,
-        (kept, site): (&KeptPlan, Site),
-        bytes: BufferAccess<'_>,
-    ) -> Result<(), Error> {
-        let (timeout, request) = (self.timeout, &kept.request);
-        if let (Some(short), Some(job), Some(host_rounds)) = (&kept.short, &self.job, &mut self.host_rounds) {
-            let as_operation =
-                || (OperationRequest { timeout, site, ..*request }, (&kept.spec, kept.kernels.clone()));
-            return job.driver.run_short(host_rounds, (short, site), as_operation, bytes);
-        }
-        self.run_on_bytes(&mut Call::of_kept(kept, timeout, site, self.world), bytes)
     }
 
     /// Returns an error if `root` is not a rank of the group.

@@ -34,6 +34,7 @@ mod parts;
 mod plan;
 mod recording;
 mod reducers;
+mod run_call;
 mod selection;
 mod share;
 mod site;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::parts::layout_digest;
+use super::call::layout_digest;
 use super::state::GroupRetirement;
 use super::{Error, Group};
 use crate::types::{LOCAL_GROUP_BIT, Rank, SETUP_GROUP, Site, WorldSize};

@@ -1,10 +1,10 @@
-//! The parts of a buffer, one for each rank: their lengths, their digest, and memory for them.
+//! The parts of a buffer, one for each rank: their lengths, and memory for them.
 
 use super::{Buffer, Error, Group};
 use crate::runtime::memory;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
-use crate::types::{COMPRESSED_LAYOUT, Contract, Element, Site};
+use crate::types::{Contract, Element, Site};
 
 /// The error if all parts together exceed the address space.
 pub(super) const TOTAL_TOO_LARGE: Error =
@@ -93,11 +93,4 @@ pub(super) fn output_elements<B: Buffer + ?Sized>(
     } else {
         Err(Error::InvalidCounts("the output has another length than the result"))
     }
-}
-
-/// Returns a digest of the lengths of uneven parts. The ranks compare their digests to detect that they pass different lengths.
-/// The digest is never 0, which stands for even parts.
-pub(super) fn layout_digest(counts: impl IntoIterator<Item = usize>) -> u32 {
-    let bytes: Vec<u8> = counts.into_iter().flat_map(|count| (count as u64).to_le_bytes()).collect();
-    (crate::wire::crc32c(&bytes) & !COMPRESSED_LAYOUT).max(1)
 }
