@@ -1,17 +1,12 @@
 //! Hierarchical collectives, for groups on several hosts, if at least one host has several ranks. The ranks of a host
-//! communicate in shared memory. Together, the ranks of a host send no more bytes over the network than one rank would
-//! send if each host had only one rank.
+//! communicate in shared memory.
 //!
-//! The buffer is divided into slices, as many as the largest host has ranks. On each host, each slice has one
-//! *carrier*: the rank that exchanges the slice with other hosts. On a host with fewer ranks than slices, some ranks
-//! carry several adjacent slices. An all-reduce has three stages:
+//! The buffer is divided into slices, as many as the largest host has ranks. On each host, each slice has one *carrier*: the
+//! rank that exchanges the slice with other hosts. An all-reduce has three stages: on each host, each carrier reduces its
+//! slices over the ranks of the host; the carriers of a slice on all hosts reduce the slice; and each carrier shares its
+//! results with the ranks of the host. `docs/hierarchy.md` describes the other collectives.
 //!
-//! 1. On each host, each carrier reduces its slices over the ranks of the host.
-//! 2. The carriers of a slice on all hosts reduce the slice over the hosts.
-//! 3. On each host, each carrier shares its results with the ranks of the host.
-//!
-//! Between hosts, each slice is a separate instance of an ordinary algorithm in which each host has the role of a
-//! rank. The number of hosts need not be a power of two.
+//! Between hosts, each slice is a separate instance of an ordinary algorithm in which each host has the role of a rank.
 
 use std::ops::Range;
 

@@ -129,18 +129,4 @@ mod tests {
         let no_ranks = Partition::from_counts(&[]).unwrap();
         assert_eq!((no_ranks.total(), no_ranks.len()), (0, 0));
     }
-
-    #[test]
-    fn segments_cover_a_range_once() {
-        let range = 10..31;
-        let mut sent = 0;
-        let mut seen = Vec::new();
-        while sent < range.len() {
-            let segment = segment(&range, sent, 8);
-            seen.push(segment.clone());
-            sent += segment.len();
-        }
-        assert_eq!(seen, [10..18, 18..26, 26..31]);
-        assert_eq!(segment(&(4..4), 0, 8), 4..4);
-    }
 }
