@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::exchange::{Exchanged, exchange, local_processors, user_secret_if_needed};
-use super::options::{JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES};
+use super::options::{JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES};
 use super::recording::RecordingFiles;
 use super::state::{Origin, SharedJob};
 use super::streams::Streams;
 use super::{Error, Group, tune};
 use crate::engine::Settings;
-use crate::rendezvous::{Roster, SharedSettings, StartError, host_name};
+use crate::rendezvous::{JoinMethod, Roster, SharedSettings, StartError, host_name};
 use crate::runtime::driver::{Core, Driver};
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::link_driver::LinkDriver;
