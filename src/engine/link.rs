@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::interface::{OperationKey, Timestamp};
 use super::operation::credit_cost;
 use super::send_queue::SendQueue;
-use crate::types::{Contract, Rank, Site};
+use crate::types::{Contract, Site};
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
 /// The most bytes of early data of all operations that a rank may have sent to one peer and that the peer has not consumed. Early
@@ -64,14 +64,6 @@ pub(super) struct Link {
     stored_bytes: u64,
     /// For each operation: the number of the peer's segments that the driver stores now.
     stored_segments: BTreeMap<OperationKey, usize>,
-}
-
-/// A peer to which no link could be opened.
-pub(super) struct UnreachablePeer {
-    pub(super) rank: Rank,
-    pub(super) detail: String,
-    /// The time at which the engine reports the peer as lost.
-    pub(super) report_at: Timestamp,
 }
 
 impl Link {

@@ -166,18 +166,6 @@ mod tests {
     use super::*;
     use crate::types::DType;
 
-    #[test]
-    fn an_undefined_reduction_does_not_affect_the_group() {
-        let mut group = Group::solo();
-        let (op, dtype) = (ReduceOp::BitAnd, DType::F32);
-        assert_eq!(group.all_reduce(&mut [1.5f32], op), Err(Error::Unsupported { op, dtype }));
-        assert!(group.reduce_scatter(&mut [1u8], ReduceOp::Custom).is_err());
-        assert_eq!(group.statistics().operations, 0);
-        let mut values = [2u8, 0];
-        assert_eq!(group.all_reduce(&mut values, ReduceOp::LogicalAnd), Ok(()));
-        assert_eq!(values, [1, 0]);
-    }
-
     /// If `main` returns an error, Rust prints the error with `Debug`.
     #[test]
     fn debug_prints_the_same_as_display() {
