@@ -302,7 +302,6 @@ impl Engine {
         running.chain(posted).chain(self.external.iter().map(|(&id, external)| (id, &external.info)))
     }
 
-    /// Returns the report of this rank about the operation in which it waits.
     fn waiting_report(&self) -> Option<WaitingRank> {
         let id = self.waiting_operation()?;
         let info = self.info_of(id)?;
@@ -337,7 +336,6 @@ impl Engine {
         self.active_operations().map(|(id, _)| (id, self.awaited_ranks_of(id))).collect()
     }
 
-    /// Returns the description of an active operation of any kind.
     fn info_of(&self, id: OpId) -> Option<&OperationInfo> {
         self.active_operations().find(|&(active, _)| active == id).map(|(_, info)| info)
     }
@@ -360,7 +358,6 @@ impl Engine {
         site.or_else(|| self.links.get(to)?.site_of(sequence))
     }
 
-    /// Returns the active operation with this key.
     fn find_running(&self, key: OperationKey) -> Option<&RunningOperation> {
         self.operations.get(self.by_key.get(&key)?)
     }

@@ -22,7 +22,6 @@ const SITES_MAX: usize = 1024;
 
 const _: () = assert!(credit_cost(super::operation::EAGER_BYTES) as u64 <= CREDIT_BYTES / 2);
 
-/// The link to one peer.
 #[derive(Default)]
 pub(super) struct Link {
     /// Whether the peer has sent a goodbye.
@@ -67,7 +66,6 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Returns whether the peer has left, or the link is lost.
     pub(super) fn is_gone(&self) -> bool {
         self.has_left || self.is_lost
     }
@@ -77,7 +75,6 @@ impl Link {
         (CREDIT_BYTES - (self.credit_spent - self.credit_returned).min(CREDIT_BYTES)) as usize
     }
 
-    /// Spends the credit for a segment of `bytes` bytes.
     pub(super) fn spend_credit(&mut self, bytes: usize) {
         self.credit_spent += credit_cost(bytes) as u64;
     }
@@ -136,7 +133,6 @@ impl Link {
         }
     }
 
-    /// Returns the number of the peer's segments that are stored for an operation.
     pub(super) fn stored_segments(&self, key: OperationKey) -> usize {
         self.stored_segments.get(&key).copied().unwrap_or_default()
     }

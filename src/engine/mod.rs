@@ -53,7 +53,6 @@ use crate::types::{Contract, Operation, Rank, RankMap, Site, SortedMap, SortedSe
 use crate::wire::cause::SilentLink;
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
-/// The state machine of one rank.
 pub struct Engine {
     settings: Settings,
     /// The active operations that the engine executes.
@@ -96,7 +95,6 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Creates an engine without operations.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
@@ -201,7 +199,6 @@ impl Engine {
         self.links.get(peer).is_some_and(|link| !link.control_frames.is_empty())
     }
 
-    /// Returns the failure of the job, or `None` if the job has not failed.
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
@@ -310,7 +307,6 @@ impl Engine {
         self.is_closing = true;
     }
 
-    /// Returns the identifier of a new operation.
     pub fn new_id(&mut self) -> OpId {
         self.last_id += 1;
         OpId(self.last_id)

@@ -26,7 +26,6 @@ pub(super) struct OperationInfo {
 }
 
 impl OperationInfo {
-    /// Returns the description of an operation that begins now.
     pub(super) fn new(now: Timestamp, request: OperationRequest) -> Self {
         let OperationRequest { group, contract, timeout, spent, site, mode } = request;
         let deadline = now.saturating_add(timeout.saturating_sub(spent));
@@ -42,7 +41,6 @@ pub(super) struct ExternalOperation {
     pub(super) awaited: Vec<Rank>,
 }
 
-/// An operation and its progress.
 pub(super) struct RunningOperation {
     pub(super) key: OperationKey,
     pub(super) info: OperationInfo,

@@ -31,14 +31,10 @@ const LAYOUT: [usize; 2] = [REPORT_WORDS, 0x616c_6c6f];
 /// A buffer of elements that a group allocated ([`Group::alloc`]). The buffer dereferences to a slice, and can be sent to
 /// another thread.
 ///
-/// If [`SharedBuffer::is_shared`] returns true, all ranks of the group can access the buffer's memory. An all-reduce of
-/// the buffer, or of a part of it, then needs no copies to slots or sockets. All other operations treat the buffer as
-/// ordinary memory.
-///
 /// Dropping the buffer frees the memory on this rank at once. Another rank unmaps the memory when it calls [`Group::alloc`],
 /// or when it calls a collective of the group after it has dropped such a buffer itself, if no operation is active there at
-/// this time. The memory has no name in the file system. The buffer may outlive its group. After a failed operation, no other
-/// rank accesses the part of the buffer that the operation used.
+/// this time. The buffer may outlive its group. After a failed operation, no other rank accesses the part of the buffer that the
+/// operation used.
 ///
 /// ```
 /// use ringtrain::{Group, ReduceOp};
@@ -59,7 +55,6 @@ enum BufferKind<T: Element> {
     Shared(SharedElements<T>),
 }
 
-/// The elements of a buffer in shared memory.
 struct SharedElements<T> {
     /// This rank's memory, which the other ranks can access.
     exposed: ExposedBuffer,
@@ -71,14 +66,13 @@ struct SharedElements<T> {
 }
 
 impl Group {
-    /// Allocates a buffer of `count` zeros. If the group's ranks share memory, they can reduce the buffer in place
-    /// ([`SharedBuffer::is_shared`]). The buffer is ordinary memory in a world of one rank, over TCP, and if any rank
-    /// cannot create shared memory.
+    /// Allocates a buffer of `count` zeros. If the group's ranks share memory, all ranks can access the buffer. It is ordinary
+    /// memory in a world of one rank, over TCP, and if any rank cannot create shared memory.
     ///
     /// All ranks have to call this collective (`MPI_Win_allocate_shared`). Their counts and element types may differ. A
-    /// call costs two all-gathers of a few words, so allocate once and use the buffer often. An all-reduce runs in place
-    /// if all ranks pass a shared buffer or a part of a shared buffer, not necessarily the same part. If only some ranks do,
-    /// the all-reduce takes as long as with ordinary memory. In place or not, the results have the same bits.
+    /// call costs two all-gathers of a few words, so allocate once and use the buffer often. An all-reduce runs in place, without
+    /// copies, if all ranks pass a shared buffer or a part of one, not necessarily the same part. Otherwise it takes as long as
+    /// with ordinary memory, and the results have the same bits. All other operations treat the buffer as ordinary memory.
     ///
     /// # Errors
     ///
@@ -104,7 +98,6 @@ impl Group {
         }
     }
 
-    /// Allocates a buffer that all ranks can access.
     fn try_to_alloc<T: Element>(
         &mut self,
         count: usize,

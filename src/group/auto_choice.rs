@@ -59,7 +59,6 @@ pub struct AutoReport {
 /// What a call does.
 #[derive(PartialEq, Debug)]
 pub(super) struct AutoStep {
-    /// The codec of the call.
     pub(super) compression: Compression,
     /// Whether the ranks measure the error of this codec on a sample. [`AutoChoice::handle_error`] gets the result before the
     /// next call.
@@ -116,7 +115,6 @@ impl AutoChoice {
         Self { error_max, candidates, current: 0, chosen: None, phase, times, trial_period }
     }
 
-    /// Returns what was measured and chosen.
     pub(super) fn report(&self) -> AutoReport {
         let Candidate { compression, error, seconds } = self.candidates[self.current];
         let is_trial = !matches!(self.phase, AutoPhase::Use { .. });
@@ -173,7 +171,6 @@ impl AutoChoice {
         step
     }
 
-    /// Stores the time that a call has taken on this rank.
     pub(super) fn record_time(&mut self, seconds: f32) {
         if self.times.len() >= RECENT_TIMES {
             self.times.remove(0);

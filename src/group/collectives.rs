@@ -12,10 +12,10 @@ use crate::types::{Element, Rank, ReduceOp, Site};
 impl Group {
     /// Replaces every rank's buffer by the reduction of all ranks' buffers. All ranks get the same bits.
     ///
-    /// The call uses the algorithm with the lowest cost for the length ([`Group::algorithm`], `docs/algorithms.md`). With n
-    /// ranks and a buffer of S bytes, each rank sends between (n-1) S bytes in one step and 2(n-1)/n S bytes in 2(n-1)
-    /// steps. `f16` and `bf16` are added in `f32` and rounded after each of the n-1 additions. [`ReduceOp::PreMulSum`] adds
-    /// buffers that the caller has already multiplied. [`scaled_sum`](super::verbs::scaled_sum) multiplies and adds.
+    /// Each collective uses the algorithm with the lowest cost for the length of its buffer ([`Group::algorithm`]);
+    /// `docs/algorithms.md` lists the steps and bytes of each. `f16` and `bf16` are added in `f32` and rounded after each of the
+    /// n-1 additions. [`ReduceOp::PreMulSum`] adds buffers that the caller has already multiplied.
+    /// [`scaled_sum`](super::verbs::scaled_sum) multiplies and adds.
     ///
     /// # Errors
     ///
@@ -30,8 +30,7 @@ impl Group {
         }
     }
 
-    /// Asynchronous [`Group::all_reduce`]; the handle returns the buffer, which is a vector or a buffer
-    /// of [`Group::alloc`].
+    /// Asynchronous [`Group::all_reduce`]; the handle returns the buffer, which is a vector or a buffer of [`Group::alloc`].
     ///
     /// # Errors
     ///
@@ -42,9 +41,6 @@ impl Group {
     }
 
     /// Replaces the root's buffer by the reduction of all ranks' buffers. The other buffers then hold partial results.
-    ///
-    /// Short buffers use a binomial tree: ceil(log2 n) steps. Long buffers use a pipelined chain of n-1 hops, in which each
-    /// rank except the root sends S bytes.
     ///
     /// # Errors
     ///
@@ -62,9 +58,6 @@ impl Group {
     /// Replaces this rank's chunk ([`Group::chunk`]) of the buffer by its reduction and returns the chunk's range.
     /// The rest of the buffer holds partial results.
     ///
-    /// With a short buffer, each rank sends the chunks directly to their owners, in one step. A long buffer uses the ring:
-    /// n-1 steps. In both cases each rank sends (n-1)/n S bytes.
-    ///
     /// # Errors
     ///
     /// The same errors as [`Group::all_reduce`].
@@ -79,9 +72,6 @@ impl Group {
 
     /// Copies each rank's chunk ([`Group::chunk`]) of its buffer to the buffers of all ranks.
     ///
-    /// With a short buffer, each rank sends its chunk directly to all other ranks, in one step. A long buffer uses the ring:
-    /// n-1 steps. In both cases each rank sends (n-1)/n S bytes.
-    ///
     /// # Errors
     ///
     /// The same errors as [`Group::all_reduce`].
@@ -91,9 +81,6 @@ impl Group {
     }
 
     /// Copies the root's buffer to the buffers of all ranks.
-    ///
-    /// Short buffers use a binomial tree: ceil(log2 n) steps. Long buffers use a pipelined chain of n-1 hops, in which each
-    /// rank except the last sends S bytes. The broadcast takes the time of S bytes plus n-2 segments on one link.
     ///
     /// # Errors
     ///
@@ -109,8 +96,6 @@ impl Group {
 
     /// Replaces each rank's buffer by the reduction of the buffers of rank 0 up to and including this rank.
     ///
-    /// A pipelined chain in rank order: n-1 hops, in which each rank except the last sends S bytes.
-    ///
     /// # Errors
     ///
     /// The same errors as [`Group::all_reduce`]. [`ReduceOp::Average`] is not defined.
@@ -119,7 +104,7 @@ impl Group {
         self.call(Scan::new(op)).run(buffer).map(drop)
     }
 
-    /// Returns when every rank has called this method. The barrier takes ceil(log2 n) rounds of empty messages.
+    /// Returns when every rank has called this method.
     ///
     /// # Errors
     ///

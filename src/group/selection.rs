@@ -130,9 +130,7 @@ impl fmt::Display for Algorithms {
 /// The data that decide which algorithm an operation uses. All ranks of a job have the same data.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AlgorithmSelection {
-    /// The requested algorithms.
     pub(super) algorithms: Algorithms,
-    /// The measured cost of links.
     pub(super) link_cost: LinkCost,
     /// The transport between ranks of one host.
     pub(super) local_transport: LocalTransport,

@@ -36,9 +36,7 @@ pub(super) struct MemoryReport {
 }
 
 impl MemoryReport {
-    /// The status of a rank that has created its memory.
     pub(super) const HAS_MEMORY: u64 = 1;
-    /// The status of a rank that could not create its memory.
     const HAS_NO_MEMORY: u64 = 2;
 
     /// Returns the report of a rank that has created no memory.
@@ -77,7 +75,6 @@ impl MemoryReport {
     }
 }
 
-/// Why ranks do not share memory.
 pub(super) enum ShareError {
     /// The job has failed.
     Failed(Error),

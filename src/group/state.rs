@@ -29,7 +29,6 @@ pub(super) struct SharedJob {
     pub(super) next_group: AtomicU32,
     /// The name of the congestion control; `None` for the host's default.
     pub(super) congestion: Option<String>,
-    /// The number of connections of each link.
     pub(super) streams: u8,
     /// An all-reduce on the ring divides a long buffer into blocks. Each rank's chunk of a block has this many bytes. All ranks
     /// have the same value.
@@ -61,7 +60,6 @@ pub(super) struct Origin {
     pub(super) failure_reporter: Option<FailureReporter>,
 }
 
-/// The data for hierarchical collectives of a group.
 pub(super) struct HierarchicalData {
     pub(super) layout: HostLayout,
     /// The rounds of the first stage and of the last stage, until the first hierarchical collective hands them over to the core.
@@ -100,7 +98,6 @@ pub struct Group {
     pub(super) self_job: Arc<OnceLock<Arc<SharedJob>>>,
     /// In a world of one rank: the error that all calls return after [`Group::abort`].
     pub(super) abort_error: Arc<OnceLock<Error>>,
-    /// Whether all members share memory.
     pub(super) shares_memory: bool,
     /// If all members share memory: the rounds of collectives in this memory. A blocking collective uses them without a lock, in
     /// the thread that calls it. `None` while the core has the rounds, because of an asynchronous collective.

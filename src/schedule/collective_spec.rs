@@ -29,8 +29,7 @@ pub enum CollectiveSpec {
     Scatter { partition: Partition, root: Rank },
     /// Each rank sends a part to each other rank. The buffer contains the elements to send and then the elements to
     /// receive: part r of `send` goes to rank r, and part r of `receive` comes from rank r. The caller copies the part
-    /// that the rank sends to itself. If `is_even` is true, all parts have the same length, so every rank knows the
-    /// lengths of all parts.
+    /// that the rank sends to itself. If `is_even` is true, all parts have the same length.
     AllToAll { send: Partition, receive: Partition, is_even: bool },
     /// Rank r gets the reduction of the buffers of ranks 0 to r.
     Scan { count: usize },
@@ -40,7 +39,6 @@ pub enum CollectiveSpec {
 }
 
 impl CollectiveSpec {
-    /// Returns the kind of the collective.
     pub fn operation(&self) -> Operation {
         match self {
             Self::Barrier => Operation::Barrier,
@@ -99,7 +97,6 @@ impl CollectiveSpec {
         }
     }
 
-    /// Returns whether every rank knows the lengths of all parts.
     pub fn has_known_part_lengths(&self) -> bool {
         !matches!(self, Self::AllToAll { is_even: false, .. })
     }

@@ -34,12 +34,8 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     let reduced = [0, 1]
         .map(|tree| neighbours[tree].push_reduce_to_parent(&mut schedule, half_of_tree(count, tree), block));
     for (tree, reduced) in reduced.into_iter().enumerate() {
-        neighbours[tree].push_broadcast_to_children(
-            &mut schedule,
-            half_of_tree(count, tree),
-            block,
-            &reduced,
-        );
+        let half = half_of_tree(count, tree);
+        neighbours[tree].push_broadcast_to_children(&mut schedule, half, block, &reduced);
     }
     schedule
 }
@@ -74,7 +70,6 @@ fn half_of_tree(count: usize, tree: usize) -> Range<usize> {
     if tree == 0 { 0..middle } else { middle..count }
 }
 
-/// A rank's neighbours in one tree.
 struct TreeNeighbours {
     /// `None` for the top of the tree.
     parent: Option<Rank>,
@@ -132,9 +127,8 @@ impl TreeNeighbours {
         last_steps
     }
 
-    /// For each block, adds the steps that receive the block from the parent and send the block to the children,
-    /// first to the child with the larger subtree. `reduced` is the result of `push_reduce_to_parent`: a rank without
-    /// a parent sends a block after the step that `reduced` contains for this block.
+    /// For each block, adds the steps that receive the block from the parent and send it to the children, first to the child
+    /// with the larger subtree. `reduced` is the result of `push_reduce_to_parent`: a rank without a parent sends after this step.
     fn push_broadcast_to_children(
         &self,
         schedule: &mut Schedule,
@@ -157,17 +151,14 @@ impl TreeNeighbours {
 
 /// One of the two trees.
 ///
-/// A place is the position of a rank in the tree, from 0 to n-1. A tree has floor(n/2) inner nodes, and all other nodes
-/// are leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. One of the
-/// inner nodes beside this gap has no inner node as its child on the side of the gap: this inner node is the parent of
-/// the leaf. If n is even, the last inner node has one child. All other inner nodes have two children. No path to the
-/// top has more than floor(log2 n) hops.
+/// A place is the position of a rank in the tree, from 0 to n-1. The floor(n/2) inner nodes form a balanced search tree, and
+/// leaf i is in the gap before inner node i. One of the inner nodes beside this gap has no inner node as its child on the side
+/// of the gap: this inner node is the parent of the leaf.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
     /// The tree in which leaves and inner nodes alternate, starting with a leaf at place 0.
     First,
-    /// The tree whose inner nodes are leaves of the first tree. The inner nodes of the first tree are leaves of the
-    /// second tree, in the same order but rotated: inner node 0 of the first tree is the last leaf of the second
+    /// The tree whose inner nodes are leaves of the first tree. Inner node 0 of the first tree is the last leaf of the second
     /// tree, inner node 1 is leaf 0, inner node 2 is leaf 1, and so on.
     Second,
 }
@@ -206,7 +197,6 @@ impl Tree {
         (parent, Vec::new())
     }
 
-    /// Returns the node at `place`, in a tree with `places` places.
     fn node_at_place(self, places: usize, place: usize) -> Node {
         let (inner, half) = (places / 2, place / 2);
         match self {
@@ -220,7 +210,6 @@ impl Tree {
         }
     }
 
-    /// Returns the place of `node`, in a tree with `places` places.
     fn place_of_node(self, places: usize, node: Node) -> usize {
         match (self, node) {
             (Self::First, Node::Inner(index)) => 2 * index + 1,
@@ -234,9 +223,8 @@ impl Tree {
     }
 }
 
-/// Returns the top node of a subtree. The subtree consists of a range of inner nodes and the leaves in the gaps beside
-/// these nodes. For an empty range, returns the leaf in the gap at which the range begins, or `None` if this gap has
-/// no leaf.
+/// Returns the top node of the subtree of a range of inner nodes. For an empty range, returns the leaf in the gap at which the
+/// range begins, or `None` if this gap has no leaf.
 fn top_of_subtree(places: usize, inner: &Range<usize>) -> Option<Node> {
     if !inner.is_empty() {
         return Some(Node::Inner(middle_node(inner)));

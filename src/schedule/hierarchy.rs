@@ -30,7 +30,6 @@ pub struct Block {
     pub stages: Vec<CollectiveStage>,
 }
 
-/// A part of a collective.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CollectiveStage {
     /// A collective of the ranks of this host, in the shared memory with this number. Its ranks are numbered within the host.
@@ -86,7 +85,6 @@ impl HostLayout {
         Self { chunk_bytes, ..self }
     }
 
-    /// Returns the ranks of this rank's host.
     pub fn local_ranks(&self) -> &[Rank] {
         &self.hosts[self.host]
     }
@@ -95,7 +93,6 @@ impl HostLayout {
         world_size(self.hosts.len())
     }
 
-    /// Returns the number of slices of a buffer.
     pub fn slice_count(&self) -> WorldSize {
         world_size(self.hosts.iter().map(Vec::len).max().unwrap_or(1))
     }
@@ -234,7 +231,6 @@ impl HostLayout {
         (local * slices).div_ceil(ranks)..((local + 1) * slices).div_ceil(ranks)
     }
 
-    /// Returns the carrier of a slice on a host.
     fn carrier_of_slice(&self, host: usize, slice: usize) -> Rank {
         self.hosts[host][slice * self.hosts[host].len() / self.slice_count().as_usize()]
     }

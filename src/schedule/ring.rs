@@ -49,7 +49,6 @@ struct RingPosition<'a> {
 }
 
 impl RingPosition<'_> {
-    /// Adds the steps of a reduce-scatter of the block.
     fn add_reduce_scatter(&self, mut schedule: Schedule) -> Schedule {
         let hops = self.world.get() - 1;
         for hop in 0..hops {

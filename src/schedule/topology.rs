@@ -24,13 +24,10 @@ pub enum Medium<'a> {
 /// A group, as one of its ranks sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Topology<'a> {
-    /// The number of ranks.
     pub world: WorldSize,
-    /// This rank.
     pub rank: Rank,
     /// The ranks of the job that are the ranks of the group.
     pub members: &'a [Rank],
-    /// What connects the ranks.
     pub medium: Medium<'a>,
     /// The bytes of each rank's chunk of a block in an all-reduce on the ring. In an exchange of encoded elements, the most bytes
     /// before encoding.

@@ -40,7 +40,6 @@ pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
     schedule
 }
 
-/// The position of one rank in the tree.
 struct TreePosition {
     world: WorldSize,
     root: Rank,
@@ -53,7 +52,6 @@ impl TreePosition {
         Self { world, root, distance: world.rank_before(rank, root.get()).get() }
     }
 
-    /// Returns the parent, or `None` for the root.
     fn parent(&self) -> Option<Rank> {
         let rest = self.distance & self.distance.wrapping_sub(1);
         (self.distance != 0).then(|| self.world.rank_after(self.root, rest))

@@ -41,7 +41,6 @@ pub struct ExchangedSlice {
 pub struct ExchangedChunk {
     /// The participant that owns the chunk.
     pub owner: Rank,
-    /// The elements of the chunk.
     pub elements: Range<usize>,
     /// The words of the workspace that first hold this rank's encoded contribution, and then the encoded result.
     pub words: Range<usize>,
