@@ -1,12 +1,7 @@
-//! Chooses the codec of a compressor with [`Compression::Auto`].
+//! Chooses the codec of a compressor with [`Compression::Auto`]. `docs/compression.md` describes its trials and checks.
 //!
-//! A trial tries the codecs from the most exact one to the coarsest one. Each codec gets one call in which its error is
-//! measured, and some calls in which the time is measured. A codec with too large an error ends the trial. Then the ranks
-//! compare their times, and choose the fastest codec, or exact elements if no codec is much faster. Later calls still check the
-//! error and the time from time to time.
-//!
-//! All ranks must choose the same codec in the same call. So all decisions depend only on the number of calls and on numbers that
-//! are the same on all ranks: errors of results, and the largest time of any rank.
+//! All ranks must choose the same codec in the same call. So all decisions depend only on the number of calls and on numbers
+//! that are the same on all ranks: errors of results, and the largest time of any rank.
 
 use crate::codec::Compression;
 use crate::types::Rounding;

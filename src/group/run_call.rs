@@ -38,8 +38,17 @@ impl Group {
 
     /// Returns a call without a reduction and with even parts, on elements of type `T`.
     pub(super) fn new_call<T: Element>(&self, spec: CollectiveSpec, site: Site) -> Call {
-        let mut request = self.new_request::<T>(spec.operation(), spec.count(), site);
-        request.contract.root = spec.root();
+        let (operation, count) = (spec.operation(), spec.count());
+        let contract = Contract {
+            operation,
+            dtype: T::DTYPE,
+            reduction: None,
+            algorithm: self.algorithm(operation, count.saturating_mul(size_of::<T>())),
+            root: spec.root(),
+            count: count as u64,
+            layout: 0,
+        };
+        let request = OperationRequest::new(self.id, contract, self.timeout, site);
         let uses_shared_memory = self.shares_memory && spec.has_known_part_lengths();
         Call {
             spec,
@@ -53,25 +62,6 @@ impl Group {
             in_rank_order: false,
             world: self.world,
         }
-    }
-
-    /// Returns the arguments with which the engine begins an operation on `count` elements of type `T`.
-    pub(super) fn new_request<T: Element>(
-        &self,
-        operation: Operation,
-        count: usize,
-        site: Site,
-    ) -> OperationRequest {
-        let contract = Contract {
-            operation,
-            dtype: T::DTYPE,
-            reduction: None,
-            algorithm: self.algorithm(operation, count.saturating_mul(size_of::<T>())),
-            root: Rank::ZERO,
-            count: count as u64,
-            layout: 0,
-        };
-        OperationRequest::new(self.id, contract, self.timeout, site)
     }
 
     /// Runs a collective that works on `elements` in place, and waits until the collective is complete.
