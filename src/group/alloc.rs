@@ -122,24 +122,24 @@ impl Group {
                 return Err(error.into());
             }
         }
-        let created = created.transpose()?;
+        let created = created.transpose().map_err(ShareError::impossible)?;
         if reports.iter().any(|report| report.status != MemoryReport::HAS_MEMORY) {
-            return Err("another rank could not create its memory".into());
+            return Err(ShareError::impossible("another rank could not create its memory"));
         }
         let others = reports.iter().enumerate().filter(|(rank, _)| *rank != self.rank.index());
         let opened: io::Result<Vec<RemoteBuffer>> =
             others.map(|(_, report)| report.open(RemoteBuffer::open)).collect();
         let have_opened = self.gather_numbers([u64::from(opened.is_ok())], site, set_layout)?;
-        let others = opened?;
+        let others = opened.map_err(ShareError::impossible)?;
         let mut exposed = created
             .filter(|_| have_opened.iter().all(|&[has_opened]| has_opened == 1))
-            .ok_or("another rank could not open the memory of a peer")?;
+            .ok_or_else(|| ShareError::impossible("another rank could not open the memory of a peer"))?;
         exposed.close_file();
         let alive = Arc::new(());
         let weak = Arc::downgrade(&alive);
         let has_dropped_buffers = self
             .with_rounds(|host_rounds| host_rounds.register_buffer(&mut exposed, weak, others))
-            .ok_or("the job has failed")?;
+            .ok_or_else(|| ShareError::impossible("the job has failed"))?;
         Ok(SharedElements { exposed, alive: Some(alive), has_dropped_buffers, element: PhantomData })
     }
 

@@ -13,8 +13,7 @@ use crate::runtime::error_feedback::{CompressorState, ErrorMemory};
 ///
 /// Codecs that round a lot need *error feedback*: a rank adds the error of a call to its input of the next call, so nothing is
 /// lost but only delayed (Karimireddy et al., "Error feedback fixes signSGD and other gradient compression schemes", ICML 2019).
-/// The memory has one `f32` for each element. Every rank keeps its own errors; their sum over the ranks is what the results so
-/// far lack. Save [`state`](Self::state) in checkpoints.
+/// The memory has one `f32` for each element. Every rank keeps its own errors. Save [`state`](Self::state) in checkpoints.
 ///
 /// With [`Compression::Ef21`], the memory has three `f32` for each element, and all ranks must wait for the result of each call.
 /// After a call that failed, no further call accepts the compressor before [`set_state`](Self::set_state).

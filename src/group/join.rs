@@ -26,8 +26,7 @@ use crate::wire::handshake;
 use crate::wire::{Cause, Secret};
 
 /// The bytes of each rank's chunk of a block in an all-reduce on the ring. To send a chunk takes much longer than the latency of
-/// a network, and longer than a time slice of a processor. Between its reduction and its copy, a block still fits into the
-/// last-level cache.
+/// a network. Between its reduction and its copy, a block still fits into the last-level cache.
 pub(super) const CHUNK_BYTES: usize = 2 << 20;
 /// The value of [`CHUNK_BYTES`] if all ranks are on one host and each rank has its own processor. In this case latency does not
 /// matter, and a block fits into the L2 cache.

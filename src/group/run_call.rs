@@ -66,13 +66,8 @@ impl Group {
 
     /// Runs a collective that works on `elements` in place, and waits until the collective is complete.
     pub(super) fn run<T: Element>(&mut self, call: &mut Call, elements: &mut [T]) -> Result<(), Error> {
-        self.check_abort()?;
-        if call.compressor.is_some() {
-            self.begin_encoding(call, bytemuck::cast_slice_mut(elements))?;
-        }
-        let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
-        self.reduce_single_contribution(&call.request.contract, bytes);
-        self.run_on_bytes(call, bytes.into())?;
+        self.prepare(call, elements)?;
+        self.run_on_bytes(call, bytemuck::cast_slice_mut::<T, u8>(elements).into())?;
         if let Some(addition) = call.addition.take() {
             addition.apply(bytemuck::cast_slice_mut(elements));
         }
@@ -119,11 +114,7 @@ impl Group {
         mut call: Call,
         mut buffer: B,
     ) -> Result<Handle<B>, Error> {
-        self.check_abort()?;
-        if call.compressor.is_some() {
-            self.begin_encoding(&mut call, bytemuck::cast_slice_mut(buffer.as_mut()))?;
-        }
-        self.reduce_single_contribution(&call.request.contract, bytemuck::cast_slice_mut(buffer.as_mut()));
+        self.prepare(&mut call, buffer.as_mut())?;
         let addition = call.addition.take();
         let add_last_result = |mut buffer: B| {
             if let Some(addition) = addition {
@@ -144,15 +135,21 @@ impl Group {
         Ok(Handle::pending(job, id, make_result))
     }
 
-    /// Reduces the elements if no other rank contributes to the result: in a world of one rank, and on rank 0 of a scan or
-    /// exscan. For example, a logical reduction converts each element to 0 or 1.
-    fn reduce_single_contribution(&self, contract: &Contract, bytes: &mut [u8]) {
-        let is_scan = matches!(contract.operation, Operation::Scan | Operation::Exscan);
-        if let Some(op) = contract.reduction
+    /// Prepares the elements of a call: begins their encoding if the call is compressed, and reduces them if no other rank
+    /// contributes to the result. For example, a logical reduction converts each element to 0 or 1.
+    fn prepare<T: Element>(&mut self, call: &mut Call, elements: &mut [T]) -> Result<(), Error> {
+        self.check_abort()?;
+        if call.compressor.is_some() {
+            self.begin_encoding(call, bytemuck::cast_slice_mut(elements))?;
+        }
+        let Contract { operation, dtype, reduction, .. } = call.request.contract;
+        let is_scan = matches!(operation, Operation::Scan | Operation::Exscan);
+        if let Some(op) = reduction
             && (self.world == WorldSize::ONE || (is_scan && self.rank == Rank::ZERO))
         {
-            reduce::reduce_single_contribution(contract.dtype, op, bytes);
+            reduce::reduce_single_contribution(dtype, op, bytemuck::cast_slice_mut(elements));
         }
+        Ok(())
     }
 
     /// Returns the error after [`Group::abort`] in a world of one rank. In other worlds, the driver returns the error.

@@ -83,6 +83,10 @@ pub(super) enum ShareError {
 }
 
 impl ShareError {
+    pub(super) fn impossible(why: impl ToString) -> Self {
+        Self::Impossible(why.to_string())
+    }
+
     /// Returns why sharing memory is not possible, or the error of the job.
     pub(super) fn reason(self) -> Result<String, Error> {
         match self {
@@ -95,18 +99,6 @@ impl ShareError {
 impl From<Error> for ShareError {
     fn from(error: Error) -> Self {
         Self::Failed(error)
-    }
-}
-
-impl From<io::Error> for ShareError {
-    fn from(error: io::Error) -> Self {
-        Self::Impossible(error.to_string())
-    }
-}
-
-impl From<&str> for ShareError {
-    fn from(why: &str) -> Self {
-        Self::Impossible(why.into())
     }
 }
 
@@ -151,7 +143,7 @@ impl Group {
         self.all_reduce(&mut have_all, ReduceOp::Min)?;
         let stage_rounds = stage_rounds.map_err(ShareError::Impossible)?;
         if have_all != [1] {
-            return Err("ranks of another host could not share memory".into());
+            return Err(ShareError::impossible("ranks of another host could not share memory"));
         }
         self.hierarchical_data = Some(HierarchicalData { layout, stage_rounds });
         Ok(())
@@ -207,9 +199,9 @@ impl Group {
         // wake each other.
         let set_direct = |contract: &mut Contract| contract.algorithm = Algorithm::Direct;
         let all = self.gather_numbers([u64::from(opened.is_ok())], site, set_direct)?;
-        let (prepared, _file) = opened?;
+        let (prepared, _file) = opened.map_err(ShareError::impossible)?;
         if all.contains(&[0]) {
-            return Err("another rank could not open the memory".into());
+            return Err(ShareError::impossible("another rank could not open the memory"));
         }
         Ok(prepared)
     }

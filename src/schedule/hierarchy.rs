@@ -122,8 +122,8 @@ impl HostLayout {
     }
 
     /// Returns the stages of this rank for the operation `spec`: the first stage on the host, the stage between hosts, and the
-    /// last stage on the host. A rank that is alone on its host has only the stage between hosts. `algorithm` is the algorithm
-    /// between hosts. If it divides a slice into blocks, each block has `block` elements.
+    /// last stage on the host. `algorithm` is the algorithm between hosts. If it divides a slice into blocks, each block has
+    /// `block` elements.
     pub fn stages(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Vec<CollectiveStage> {
         let local_root = |root: Rank| self.hosts[self.host].iter().position(|&rank| rank == root);
         let (count, root) = (spec.count(), spec.root());
@@ -152,15 +152,20 @@ impl HostLayout {
             CollectiveSpec::Barrier => Schedule::default(),
             _ => self.schedule_between_hosts(spec, algorithm, block),
         };
-        let between_hosts = CollectiveStage::OverLinks(between_hosts);
+        self.with_stages_on_host(first_on_host, CollectiveStage::OverLinks(between_hosts), last_on_host)
+    }
+
+    /// Returns the stages of this rank. A rank that is alone on its host has only the stage between hosts.
+    fn with_stages_on_host(
+        &self,
+        first: CollectiveSpec,
+        between_hosts: CollectiveStage,
+        last: CollectiveSpec,
+    ) -> Vec<CollectiveStage> {
         if self.local_ranks().len() == 1 {
             return vec![between_hosts];
         }
-        vec![
-            CollectiveStage::OnHost(0, first_on_host),
-            between_hosts,
-            CollectiveStage::OnHost(1, last_on_host),
-        ]
+        vec![CollectiveStage::OnHost(0, first), between_hosts, CollectiveStage::OnHost(1, last)]
     }
 
     /// Returns the blocks of this rank for an all-reduce in which the carriers encode what they send to other hosts. The peers
@@ -181,13 +186,11 @@ impl HostLayout {
                 let partition = Partition::even(range.len(), self.host_count());
                 exchange.add_slice(&partition, (&carriers, self.host), range.start, encoded_words);
             }
-            let mut stages = vec![CollectiveStage::Encoded(Box::new(exchange))];
-            if self.local_ranks().len() > 1 {
-                let parts = self.carried_parts(elements.len());
-                stages.insert(0, CollectiveStage::OnHost(0, CollectiveSpec::ReduceScatter(parts.clone())));
-                stages.push(CollectiveStage::OnHost(1, CollectiveSpec::AllGather(parts)));
-            }
-            Block { elements, stages }
+            let parts = self.carried_parts(elements.len());
+            let (first, last) =
+                (CollectiveSpec::ReduceScatter(parts.clone()), CollectiveSpec::AllGather(parts));
+            let exchange = CollectiveStage::Encoded(Box::new(exchange));
+            Block { elements, stages: self.with_stages_on_host(first, exchange, last) }
         };
         blocks(0..count, self.block_elements(count, size_of::<f32>())).map(block).collect()
     }

@@ -36,8 +36,7 @@ pub struct Topology<'a> {
 
 impl Topology<'_> {
     /// Returns the plan of this rank for a collective with elements of `element_bytes` bytes. `in_rank_order` must be true if
-    /// the reduction does not commute. Panics if the arguments do not fit together, for instance because a partition does not
-    /// have one part for each rank.
+    /// the reduction does not commute. A partition must have one part for each rank.
     pub fn plan(
         &self,
         spec: &CollectiveSpec,
