@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::kept_plan::{MemoryAccess, Places, Plan};
-use super::parts::{output_elements, zeroed};
+use super::parts::zeroed;
 use super::plan::{InPlace, OutOfPlace, VerbArguments};
 use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer};
 use crate::shm::copy_to_buffer;
@@ -128,7 +128,13 @@ impl<V> Collective<'_, V> {
         let mut planned = group.plan_call(&verb, input.len(), site)?;
         let places = &planned.places;
         let output: &mut [B::Element] = match places.output_count {
-            Some(count) => output_elements(output, count)?,
+            Some(count) => {
+                let elements = output.elements_mut()?;
+                if elements.len() != count {
+                    return Err(Error::InvalidCounts("the output has another length than the result"));
+                }
+                elements
+            }
             None => &mut [],
         };
         match places.access {

@@ -153,7 +153,6 @@ pub(super) fn start_group(
         members: world.ranks().collect(),
         rank,
         world,
-        local_rank_and_size: roster.local_rank_and_size(rank),
         machine_numbers: roster.machine_numbers(),
         timeout: operation_timeout,
         // While the ranks agree on settings, this group must be the only owner of the job. So the retirement does not own the

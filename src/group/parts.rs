@@ -1,6 +1,6 @@
 //! The parts of a buffer, one for each rank: their lengths, and memory for them.
 
-use super::{Buffer, Error, Group};
+use super::{Error, Group};
 use crate::runtime::memory;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
@@ -80,17 +80,4 @@ pub(super) fn zeroed<T: Element>(count: usize) -> Result<Vec<T>, Error> {
     check_total::<T>(count)?;
     let refused = || Error::System { what: "memory", detail: format!("for {count} x {}", T::DTYPE) };
     memory::zeroed(count).ok_or_else(refused)
-}
-
-/// Returns the elements of an output buffer. Returns an error if the buffer does not have `count` elements.
-pub(super) fn output_elements<B: Buffer + ?Sized>(
-    buffer: &mut B,
-    count: usize,
-) -> Result<&mut [B::Element], Error> {
-    let elements = buffer.elements_mut()?;
-    if elements.len() == count {
-        Ok(elements)
-    } else {
-        Err(Error::InvalidCounts("the output has another length than the result"))
-    }
 }

@@ -133,8 +133,7 @@ impl Group {
         let machine = |rank: &Rank| self.machine_numbers.get(rank.index()).copied().unwrap_or_default();
         let machines: Vec<u32> = self.members.iter().map(machine).collect();
         let Some(layout) = HostLayout::new(&machines, self.rank) else { return Ok(()) };
-        let member = |rank: &Rank| self.members[rank.index()];
-        let stage_rounds = match self.new_stage_rounds(layout.local_ranks().iter().map(member).collect()) {
+        let stage_rounds = match self.new_stage_rounds() {
             Ok(stage_rounds) => Ok(stage_rounds),
             Err(error) => Err(error.reason()?),
         };
@@ -151,11 +150,11 @@ impl Group {
 
     /// Creates the rounds of the first and of the last stage for the members on this host. Returns no rounds for a rank that is
     /// alone on its host.
-    fn new_stage_rounds(&self, local_members: Arc<[Rank]>) -> Result<Vec<HostRounds>, ShareError> {
-        if local_members.len() == 1 {
+    fn new_stage_rounds(&self) -> Result<Vec<HostRounds>, ShareError> {
+        if self.local_size() == WorldSize::ONE {
             return Ok(Vec::new());
         }
-        let mut local = self.with_local_members(local_members);
+        let mut local = self.local_group();
         Ok(vec![local.new_host_rounds()?, local.new_host_rounds()?])
     }
 

@@ -8,18 +8,6 @@
 use super::double_tree;
 use crate::types::{Algorithm, Operation, WorldSize};
 
-/// The algorithms that the user can request.
-pub const REQUESTABLE_ALGORITHMS: [Algorithm; 8] = [
-    Algorithm::OneShot,
-    Algorithm::Butterfly,
-    Algorithm::Direct,
-    Algorithm::Doubling,
-    Algorithm::DoubleTree,
-    Algorithm::Hierarchy,
-    Algorithm::Ring,
-    Algorithm::Tree,
-];
-
 /// The largest buffer, in bytes, that a broadcast or reduce sends along a tree. A larger buffer is sent along a chain, in which
 /// each link transfers each byte only once, and no rank stores data that arrive early.
 const TREE_BYTES_MAX: u64 = 64 << 10;
@@ -58,6 +46,13 @@ impl Default for LinkCost {
     fn default() -> Self {
         Self { latency_ns: 25_000.0, overhead_ns: 5_000.0, ns_per_byte: 0.8 }
     }
+}
+
+/// Returns the algorithms that the user can request: all except the dissemination barrier and the chain.
+pub fn requestable_algorithms() -> impl Iterator<Item = Algorithm> {
+    let is_requestable =
+        |algorithm: &Algorithm| !matches!(algorithm, Algorithm::Dissemination | Algorithm::Chain);
+    Algorithm::ALL.iter().copied().filter(is_requestable)
 }
 
 /// Returns the algorithms that an operation can use over links. The last algorithm in the list is for the longest
