@@ -49,7 +49,7 @@ impl Group {
             call.set_built_in(ReduceOp::Max)?;
             let largest = self.start_in_place(call, times)?.downgrade();
             shared.measurement = Some(Box::new(move |choice| {
-                if let Some(largest) = largest.and_then(WeakHandle::upgrade) {
+                if let Some(largest) = largest.upgrade() {
                     choice.handle_times(&largest.wait()?);
                 }
                 Ok(())
@@ -64,8 +64,7 @@ impl Group {
             let exact = self.start_sum_of_sample(sample, Compression::None, site)?;
             let decoded = self.start_sum_of_sample(sample, step.compression, site)?;
             shared.measurement = Some(Box::new(move |choice| {
-                let upgraded = (exact.and_then(WeakHandle::upgrade), decoded.and_then(WeakHandle::upgrade));
-                if let (Some(exact), Some(decoded)) = upgraded {
+                if let (Some(exact), Some(decoded)) = (exact.upgrade(), decoded.upgrade()) {
                     choice.handle_error(relative_error(&exact.wait()?, &decoded.wait()?));
                 }
                 Ok(())
@@ -81,7 +80,7 @@ impl Group {
         sample: &[f32],
         compression: Compression,
         site: Site,
-    ) -> Result<Option<WeakHandle<Vec<f32>>>, Error> {
+    ) -> Result<WeakHandle<Vec<f32>>, Error> {
         let mut call = self.new_call::<f32>(CollectiveSpec::AllReduce { count: sample.len() }, site);
         call.set_built_in(ReduceOp::Sum)?;
         call.set_compressor(&Compressor::from(compression))?;
