@@ -50,7 +50,7 @@ pub(super) struct SharedChoice(Arc<Mutex<ChoiceAndMeasurement>>);
 
 pub(super) struct ChoiceAndMeasurement {
     pub(super) choice: AutoChoice,
-    /// Waits for the measurement that began with the last call, and passes its result to the choice. Call it before the next call.
+    /// Waits for the measurement that began with the last call, and passes its result to the choice, before the next call.
     pub(super) measurement: Option<Measurement>,
 }
 

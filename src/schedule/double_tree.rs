@@ -128,7 +128,7 @@ impl TreeNeighbours {
     }
 
     /// For each block, adds the steps that receive the block from the parent and send it to the children, first to the child
-    /// with the larger subtree. `reduced` is the result of `push_reduce_to_parent`: a rank without a parent sends after this step.
+    /// with the larger subtree. `reduced` is the result of `push_reduce_to_parent`: a rank without a parent sends after it.
     fn push_broadcast_to_children(
         &self,
         schedule: &mut Schedule,
