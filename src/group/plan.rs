@@ -78,7 +78,7 @@ impl<'a, T: Element> VerbArguments<'a, T> {
             && self.exchanged_counts.is_none()
             && self.reducer.is_some() == self.built_in.is_some()
             && !matches!(self.operation, Operation::Scan | Operation::Exscan);
-        has_key.then(|| PlanKey {
+        has_key.then_some(PlanKey {
             operation: self.operation,
             reduction: self.built_in,
             root: self.root,

@@ -53,9 +53,14 @@ impl Algorithms {
     /// Returns fixed ranges. With these ranges, all runs on the same hosts give the same bits. A choice by measured cost may
     /// differ from run to run.
     pub fn reproducible() -> Self {
-        // The hierarchy is for groups with several hosts and several ranks on a host.
-        let ranges = "hierarchy:0-max;one-shot:0-8192;direct:8193-262144;ring:262145-max";
-        ranges.parse().expect("the algorithms exist, and the ranges are in order")
+        let range = |algorithm, bytes_min, bytes_max| AlgorithmRange { algorithm, bytes_min, bytes_max };
+        Self(vec![
+            // For groups with several hosts and several ranks on a host.
+            range(Algorithm::Hierarchy, 0, u64::MAX),
+            range(Algorithm::OneShot, 0, 8 << 10),
+            range(Algorithm::Direct, (8 << 10) + 1, 256 << 10),
+            range(Algorithm::Ring, (256 << 10) + 1, u64::MAX),
+        ])
     }
 
     /// Returns whether no algorithm was requested.

@@ -83,8 +83,8 @@ pub(super) enum ShareError {
 }
 
 impl ShareError {
-    pub(super) fn impossible(why: impl ToString) -> Self {
-        Self::Impossible(why.to_string())
+    pub(super) fn impossible(why: impl Into<Box<dyn std::error::Error>>) -> Self {
+        Self::Impossible(why.into().to_string())
     }
 
     /// Returns why sharing memory is not possible, or the error of the job.
