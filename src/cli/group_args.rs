@@ -16,8 +16,7 @@ use crate::group::{
     START_TIMEOUT, Streams,
 };
 use crate::rendezvous::{
-    LaunchEnvironment, PeersFile, SECRET_VARIABLE, StartError, from_environment, ports_from_environment,
-    secret_from_environment,
+    PeersFile, SECRET_VARIABLE, StartError, from_environment, ports_from_environment, secret_from_environment,
 };
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate};
 use crate::types::{Rank, counted};
@@ -170,14 +169,14 @@ impl GroupArgs {
     pub fn join(&self) -> Result<Group, JoinError> {
         let environment = from_environment().map_err(StartError::from);
         let method = match (&self.peers, environment) {
-            (Some(_), Ok(LaunchEnvironment::Ringrun(_))) => return Err(JoinError::PeersUnderRingrun),
+            (Some(_), Ok(JoinMethod::Launched(_))) => return Err(JoinError::PeersUnderRingrun),
             // With a peers file, the variables of other launchers do not count.
             (Some(path), _) => JoinMethod::Peers {
                 file: PeersFile::read(path).map_err(StartError::from)?,
                 rank: Rank::new(self.rank.unwrap_or_default()),
                 bind: self.bind,
             },
-            (None, environment) => JoinMethod::from(environment?),
+            (None, environment) => environment?,
         };
         let launcher_timeout = method.start_timeout();
         let options = JoinOptions {
@@ -206,7 +205,10 @@ impl GroupArgs {
     ///
     /// Returns a sentence if the environment has a wrong format.
     pub(super) fn start_log(&self, program: &'static str, level: LogLevel) -> Result<(), String> {
-        let launched = || from_environment().ok().and_then(|environment| environment.rank());
+        let launched = || {
+            let method = from_environment().ok().filter(|method| *method != JoinMethod::Alone)?;
+            Some(method.rank_and_world().0)
+        };
         let rank = self.rank.map(Rank::new).or_else(launched);
         let format = self.observe.log_format.map_or_else(LogFormat::from_environment, Ok)?;
         start_log(level, format, (program, rank));

@@ -5,7 +5,6 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::history::ContractAndSite;
-use super::link::UnreachablePeer;
 use super::operation::{OperationInfo, RunningOperation};
 use super::{Engine, Failure, FrameVerdict, OpId, OperationKey, Timestamp, Transmit};
 use crate::types::{Contract, INTERNAL_GROUP_BITS, Operation, Rank, Site};
@@ -22,8 +21,8 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
-        if let Some(unreachable) = self.unreachable_peer.take_if(|unreachable| now >= unreachable.report_at) {
-            self.fail_because_unreachable(unreachable);
+        if let Some((_, cause)) = self.unreachable_peer.take_if(|(report_at, _)| now >= *report_at) {
+            self.fail(cause);
             return;
         }
         let Some(&(deadline, id)) = self.deadlines.first() else { return };
@@ -70,15 +69,13 @@ impl Engine {
     /// Handles a link to `peer` that could not be opened. `detail` is the error of the transport. The peer may have exited
     /// because the job failed. So the engine first waits half a second for another rank to report that failure.
     pub fn handle_unopened_link(&mut self, peer: Rank, detail: &str) {
+        let host = self.host(peer);
         let link = self.links.get_or_default(peer);
         let already_lost = std::mem::replace(&mut link.is_lost, true);
         if !link.has_left && !already_lost && !self.is_closing {
-            let report_at = self.now.saturating_add(UNREACHABLE_DELAY);
-            self.unreachable_peer.get_or_insert(UnreachablePeer {
-                rank: peer,
-                detail: detail.to_owned(),
-                report_at,
-            });
+            let seen_by = self.settings.rank;
+            let cause = Cause::PeerLost { rank: peer, host, seen_by, detail: detail.to_owned() };
+            self.unreachable_peer.get_or_insert((self.now.saturating_add(UNREACHABLE_DELAY), cause));
         }
     }
 
@@ -108,17 +105,11 @@ impl Engine {
         self.failure.get_or_insert(Failure { cause, reported_by: None }).clone()
     }
 
-    fn fail_because_unreachable(&mut self, UnreachablePeer { rank, detail, .. }: UnreachablePeer) -> Failure {
-        self.fail(Cause::PeerLost { rank, host: self.host(rank), seen_by: self.settings.rank, detail })
-    }
-
     /// Fails the job because `rank` left although this rank still needs it. If a peer is unreachable, that peer is the more
     /// likely root cause, because `rank` left without a failure.
     pub(super) fn fail_because_peer_left(&mut self, rank: Rank) -> Failure {
-        if let Some(unreachable) = self.unreachable_peer.take() {
-            return self.fail_because_unreachable(unreachable);
-        }
-        let cause = Cause::PeerLeft { rank, host: self.host(rank) };
+        let unreachable = self.unreachable_peer.take().map(|(_, cause)| cause);
+        let cause = unreachable.unwrap_or_else(|| Cause::PeerLeft { rank, host: self.host(rank) });
         self.fail(cause)
     }
 
@@ -311,7 +302,6 @@ impl Engine {
         running.chain(posted).chain(self.external.iter().map(|(&id, external)| (id, &external.info)))
     }
 
-    /// Returns the report of this rank about the operation in which it waits.
     fn waiting_report(&self) -> Option<WaitingRank> {
         let id = self.waiting_operation()?;
         let info = self.info_of(id)?;
@@ -346,11 +336,8 @@ impl Engine {
         self.active_operations().map(|(id, _)| (id, self.awaited_ranks_of(id))).collect()
     }
 
-    /// Returns the description of an active operation of any kind.
     fn info_of(&self, id: OpId) -> Option<&OperationInfo> {
-        let posted = || self.matching.posted.get(&id).map(|posted| &posted.info);
-        let external = || self.external.get(&id).map(|external| &external.info);
-        self.operations.get(&id).map(|running| &running.info).or_else(external).or_else(posted)
+        self.active_operations().find(|&(active, _)| active == id).map(|(_, info)| info)
     }
 
     /// Returns this rank's contract and call site of a collective or a block, if they are still stored.
@@ -371,7 +358,6 @@ impl Engine {
         site.or_else(|| self.links.get(to)?.site_of(sequence))
     }
 
-    /// Returns the active operation with this key.
     fn find_running(&self, key: OperationKey) -> Option<&RunningOperation> {
         self.operations.get(self.by_key.get(&key)?)
     }

@@ -13,7 +13,6 @@ const RETIRED_MAX: usize = 64;
 /// The contract of a call, and the line of the caller's program that made the call.
 pub(super) type ContractAndSite = (Contract, Site);
 
-/// For each group: the number of its next operation, and the contracts of its last operations.
 #[derive(Default)]
 pub(super) struct OperationHistory {
     /// The number of each group's next operation.
@@ -55,7 +54,6 @@ impl OperationHistory {
         history.push_back((sequence, contract_and_site));
     }
 
-    /// Returns the number of a group's next operation.
     pub(super) fn next_sequence(&self, group: u32) -> u64 {
         self.next_sequences.get(&group).copied().unwrap_or_default()
     }

@@ -40,7 +40,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Whether payloads on the link to `peer` carry a CRC32C.
     pub(super) fn is_checked(&self, peer: Rank) -> bool {
         self.checked_links.get(peer.index()).is_some_and(|&is_checked| is_checked)
     }
@@ -160,7 +159,6 @@ pub enum FrameVerdict {
     Refuse,
 }
 
-/// The failure of the job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
     pub cause: Cause,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::interface::{OperationKey, Timestamp};
 use super::operation::credit_cost;
 use super::send_queue::SendQueue;
-use crate::types::{Contract, Rank, Site};
+use crate::types::{Contract, Site};
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
 /// The most bytes of early data of all operations that a rank may have sent to one peer and that the peer has not consumed. Early
@@ -22,7 +22,6 @@ const SITES_MAX: usize = 1024;
 
 const _: () = assert!(credit_cost(super::operation::EAGER_BYTES) as u64 <= CREDIT_BYTES / 2);
 
-/// The link to one peer.
 #[derive(Default)]
 pub(super) struct Link {
     /// Whether the peer has sent a goodbye.
@@ -66,16 +65,7 @@ pub(super) struct Link {
     stored_segments: BTreeMap<OperationKey, usize>,
 }
 
-/// A peer to which no link could be opened.
-pub(super) struct UnreachablePeer {
-    pub(super) rank: Rank,
-    pub(super) detail: String,
-    /// The time at which the engine reports the peer as lost.
-    pub(super) report_at: Timestamp,
-}
-
 impl Link {
-    /// Returns whether the peer has left, or the link is lost.
     pub(super) fn is_gone(&self) -> bool {
         self.has_left || self.is_lost
     }
@@ -85,7 +75,6 @@ impl Link {
         (CREDIT_BYTES - (self.credit_spent - self.credit_returned).min(CREDIT_BYTES)) as usize
     }
 
-    /// Spends the credit for a segment of `bytes` bytes.
     pub(super) fn spend_credit(&mut self, bytes: usize) {
         self.credit_spent += credit_cost(bytes) as u64;
     }
@@ -144,7 +133,6 @@ impl Link {
         }
     }
 
-    /// Returns the number of the peer's segments that are stored for an operation.
     pub(super) fn stored_segments(&self, key: OperationKey) -> usize {
         self.stored_segments.get(&key).copied().unwrap_or_default()
     }

@@ -29,7 +29,6 @@ pub struct Envelope {
 }
 
 impl Pattern {
-    /// Returns whether the pattern accepts the message with this envelope.
     fn accepts(&self, envelope: &Envelope) -> bool {
         self.group == envelope.group
             && self.source.is_none_or(|source| source == envelope.source)
@@ -104,7 +103,6 @@ impl Matching {
         arrived.find(|(_, (_, envelope))| pattern.accepts(envelope)).map(|(&number, _)| number)
     }
 
-    /// Adds a receive that has not matched a message.
     pub(super) fn add_posted(&mut self, posted: PostedReceive) {
         let Pattern { group, source, tag } = posted.pattern;
         self.posted_index.insert((group, source, tag, posted.id));
@@ -119,7 +117,6 @@ impl Matching {
         Some(posted)
     }
 
-    /// Adds a message that no receive has matched.
     pub(super) fn add_arrived(&mut self, key: OperationKey, envelope: Envelope) {
         self.arrived.insert(self.unexpected_messages, (key, envelope));
         self.arrived_index.insert((envelope.group, envelope.source, envelope.tag, self.unexpected_messages));

@@ -41,7 +41,7 @@ pub use self::interface::{
     DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Failure, FrameVerdict, NOTIFY_TIMEOUT, OpId, OperationKey,
     OperationRequest, SendMode, Settings, Timestamp, Transmit,
 };
-use self::link::{ANNOUNCED_MAX, Link, UnreachablePeer};
+use self::link::{ANNOUNCED_MAX, Link};
 pub use self::link::{CREDIT_BYTES, CREDIT_FRAMES_MAX};
 use self::matching::Matching;
 pub use self::matching::{Envelope, Pattern};
@@ -51,9 +51,8 @@ use self::operation::{ExternalOperation, NextSend, OperationInfo, RunningOperati
 use crate::schedule::Schedule;
 use crate::types::{Contract, Operation, Rank, RankMap, Site, SortedMap, SortedSet};
 use crate::wire::cause::SilentLink;
-use crate::wire::{FrameHeader, FrameKind};
+use crate::wire::{Cause, FrameHeader, FrameKind};
 
-/// The state machine of one rank.
 pub struct Engine {
     settings: Settings,
     /// The active operations that the engine executes.
@@ -89,14 +88,13 @@ pub struct Engine {
     silent_links: Vec<SilentLink>,
     /// Peers whose hosts do not acknowledge the data that this rank sent.
     peers_without_acks: BTreeSet<Rank>,
-    /// A peer to which no link could be opened.
-    unreachable_peer: Option<UnreachablePeer>,
+    /// A peer to which no link could be opened: the time at which the engine reports the peer as lost, and the cause.
+    unreachable_peer: Option<(Timestamp, Cause)>,
     /// Whether this rank leaves the job ([`Engine::close`]).
     is_closing: bool,
 }
 
 impl Engine {
-    /// Creates an engine without operations.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
@@ -201,7 +199,6 @@ impl Engine {
         self.links.get(peer).is_some_and(|link| !link.control_frames.is_empty())
     }
 
-    /// Returns the failure of the job, or `None` if the job has not failed.
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
@@ -212,10 +209,8 @@ impl Engine {
             return None;
         }
         let deadline = self.deadlines.first().map(|&(deadline, _)| deadline);
-        deadline
-            .into_iter()
-            .chain(self.unreachable_peer.as_ref().map(|unreachable| unreachable.report_at))
-            .min()
+        let report_at = self.unreachable_peer.as_ref().map(|&(report_at, _)| report_at);
+        deadline.into_iter().chain(report_at).min()
     }
 
     /// Sets the current time. A time before the current one is ignored.
@@ -312,7 +307,6 @@ impl Engine {
         self.is_closing = true;
     }
 
-    /// Returns the identifier of a new operation.
     pub fn new_id(&mut self) -> OpId {
         self.last_id += 1;
         OpId(self.last_id)

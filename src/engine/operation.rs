@@ -26,7 +26,6 @@ pub(super) struct OperationInfo {
 }
 
 impl OperationInfo {
-    /// Returns the description of an operation that begins now.
     pub(super) fn new(now: Timestamp, request: OperationRequest) -> Self {
         let OperationRequest { group, contract, timeout, spent, site, mode } = request;
         let deadline = now.saturating_add(timeout.saturating_sub(spent));
@@ -42,7 +41,6 @@ pub(super) struct ExternalOperation {
     pub(super) awaited: Vec<Rank>,
 }
 
-/// An operation and its progress.
 pub(super) struct RunningOperation {
     pub(super) key: OperationKey,
     pub(super) info: OperationInfo,
@@ -206,18 +204,12 @@ impl RunningOperation {
     /// Returns whether the operation still has to send to `peer`, or still has to receive more from the peer than the driver has
     /// stored. `stored_segments` is the number of stored segments.
     pub(super) fn needs(&self, peer: Rank, stored_segments: usize) -> bool {
-        self.peer_progress(peer).is_some_and(|peer_progress| {
-            peer_progress.has_sends() || self.count_unapplied(peer_progress) > stored_segments
-        })
+        self.sends_to(peer) || self.unapplied_segments(peer) > stored_segments
     }
 
     /// Returns the number of segments from `peer` that have not been applied.
     pub(super) fn unapplied_segments(&self, peer: Rank) -> usize {
-        self.peer_progress(peer).map_or(0, |peer_progress| self.count_unapplied(peer_progress))
-    }
-
-    /// Returns the number of segments from this peer that have not been applied.
-    fn count_unapplied(&self, peer_progress: &PeerProgress) -> usize {
+        let Some(peer_progress) = self.peer_progress(peer) else { return 0 };
         let segments = |&step: &usize| {
             let length = self.steps[step].receive.as_ref().map_or(0, |receive| receive.range.len());
             let missing = length - self.receive_progress[step].elements.min(length);
@@ -366,12 +358,8 @@ impl RunningOperation {
                 continue;
             };
             let is_ready = |&&step: &&usize| {
-                let receive = self.steps[step].receive.as_ref();
-                receive.is_some_and(|receive| {
-                    receive
-                        .awaited_step
-                        .is_none_or(|StepDependency(step)| self.receive_progress[step].is_complete)
-                })
+                let awaited_step = self.steps[step].receive.as_ref().and_then(|receive| receive.awaited_step);
+                awaited_step.is_none_or(|StepDependency(step)| self.receive_progress[step].is_complete)
             };
             let ready = reported + peer_progress.receives[reported..].iter().take_while(is_ready).count();
             if ready > reported {

@@ -46,7 +46,6 @@ impl SendQueue {
         }
     }
 
-    /// Returns whether there are messages that have sent no frame.
     pub(super) fn has_unopened_messages(&self) -> bool {
         !self.unopened.is_empty()
     }

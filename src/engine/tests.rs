@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, VecDeque};
 use super::*;
 use crate::schedule::Schedule;
 use crate::types::{Algorithm, DType, HOSTS_GROUP_BIT, SETUP_GROUP, WorldSize};
-use crate::wire::Cause;
 
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
@@ -336,43 +335,6 @@ fn a_mismatch_in_shared_memory_names_the_first_calls_that_differ() {
     }
 }
 
-/// In an earlier version, the error named a collective that had the same number as the message.
-#[test]
-fn the_error_for_a_message_that_does_not_fit_names_the_lines_of_the_send_and_of_the_receive() {
-    // Messages in both directions and collectives have the same numbers. The long message is not completely sent.
-    for count in [11, 1_000_000] {
-        let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
-        let barriers = request_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
-        for tag in 0..5 {
-            for (index, rank) in [(0, R0), (1, R1)] {
-                pair.begin(index, barriers, barrier_schedule(rank));
-            }
-            pair.ranks[1].engine.send(Duration::ZERO, message_request(4, tag), R0).unwrap();
-            pair.ranks[0].engine.send(Duration::ZERO, message_request(4, tag), R1).unwrap();
-        }
-        let (sent, wanted) = (message_request(count, 9), message_request(10, 9));
-        pair.ranks[0].engine.send(Duration::ZERO, sent, R1).unwrap();
-        for tag in 10..20 {
-            pair.ranks[0].engine.send(Duration::ZERO, message_request(1, tag), R1).unwrap();
-        }
-        pair.pass_all_frames();
-        let pattern = Pattern { group: 0, source: Some(R0), tag: Some(9) };
-        pair.ranks[1].engine.receive(Duration::ZERO, wanted, pattern).unwrap_err();
-        pair.pass_all_frames();
-        for cause in pair.causes() {
-            let Some(Cause::Mismatch { sequence, first_site, second_site, .. }) = cause else {
-                panic!("{cause:?}");
-            };
-            assert_eq!(*sequence, 5);
-            assert!(first_site.ends_with(&format!("engine/tests.rs:{}", sent.site.line())), "{first_site}");
-            assert!(
-                second_site.ends_with(&format!("engine/tests.rs:{}", wanted.site.line())),
-                "{second_site}"
-            );
-        }
-    }
-}
-
 /// In an earlier version, the error named an older receive without a deadline, and not the operation that missed its deadline.
 #[test]
 fn a_timeout_names_the_operation_that_missed_its_deadline() {
@@ -397,54 +359,10 @@ fn a_timeout_names_the_operation_that_missed_its_deadline() {
     }
 }
 
-/// In an earlier version, a cancelled receive took the next message, and the job failed at the deadline of the receive.
-#[test]
-fn a_cancelled_receive_takes_no_message_and_has_no_deadline() {
-    let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
-    let (first, second) = (pair.receive(3, 8), pair.receive(3, 8));
-    assert!(pair.ranks[1].engine.cancel(first));
-    assert!(!pair.ranks[1].engine.cancel(first), "the receive is already cancelled");
-    let sent = pair.ranks[0].engine.send(Duration::ZERO, message_request(8, 3), R1).unwrap();
-    assert!(!pair.ranks[0].engine.cancel(sent));
-    pair.pass_all_frames();
-    assert!(!pair.ranks[1].engine.cancel(second), "the receive has its message");
-    let completed = pair.ranks[1].engine.take_completed().map(|(id, _)| id);
-    assert_eq!(completed, Some(second));
-    assert!(pair.ranks[1].engine.is_idle() && pair.ranks[1].engine.poll_timeout().is_none());
-}
-
 /// The arguments of a synchronous send.
 #[track_caller]
 fn synchronous_request(count: u64, tag: u32) -> OperationRequest {
     OperationRequest { mode: SendMode::Synchronous, ..message_request(count, tag) }
-}
-
-/// In an earlier version, short synchronous sends were complete as soon as their bytes had left.
-#[test]
-fn a_synchronous_send_is_complete_when_a_receive_has_matched_it() {
-    for count in [0, 1, 4096, EAGER_BYTES as u64, 3 << 20] {
-        let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
-        for tag in [1, 2] {
-            pair.ranks[0].engine.send(Duration::ZERO, synchronous_request(count, tag), R1).unwrap();
-        }
-        // A later standard send overtakes the synchronous sends.
-        pair.ranks[0].engine.send(Duration::ZERO, message_request(1, 3), R1).unwrap();
-        pair.pass_all_frames();
-        assert_eq!(pair.take_completed_counts(), [1, 0], "{count}");
-        let any = Pattern { group: 0, source: None, tag: None };
-        assert_eq!(pair.ranks[1].engine.probe(&any).map(|found| found.tag), Some(1));
-        for tag in [2, 1] {
-            pair.receive(tag, count);
-            pair.pass_all_frames();
-            assert_eq!(pair.take_completed_counts(), [1, 1], "{count}");
-        }
-        // The same, but the receive is posted before the send.
-        pair.receive(4, count);
-        pair.ranks[0].engine.send(Duration::ZERO, synchronous_request(count, 4), R1).unwrap();
-        pair.pass_all_frames();
-        assert_eq!(pair.take_completed_counts(), [1, 1], "{count}");
-        assert!(pair.ranks.iter().all(|rank| rank.engine.failure().is_none()));
-    }
 }
 
 #[test]

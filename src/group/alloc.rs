@@ -11,7 +11,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::parts::{layout_digest, zeroed};
+use super::call::layout_digest;
+use super::parts::zeroed;
 use super::share::{MemoryReport, REPORT_WORDS, ShareError};
 use super::{Error, Group, OwnedBuffer};
 use crate::runtime::buffer::impl_buffer_of_slice;
@@ -30,14 +31,10 @@ const LAYOUT: [usize; 2] = [REPORT_WORDS, 0x616c_6c6f];
 /// A buffer of elements that a group allocated ([`Group::alloc`]). The buffer dereferences to a slice, and can be sent to
 /// another thread.
 ///
-/// If [`SharedBuffer::is_shared`] returns true, all ranks of the group can access the buffer's memory. An all-reduce of
-/// the buffer, or of a part of it, then needs no copies to slots or sockets. All other operations treat the buffer as
-/// ordinary memory.
-///
 /// Dropping the buffer frees the memory on this rank at once. Another rank unmaps the memory when it calls [`Group::alloc`],
 /// or when it calls a collective of the group after it has dropped such a buffer itself, if no operation is active there at
-/// this time. The memory has no name in the file system. The buffer may outlive its group. After a failed operation, no other
-/// rank accesses the part of the buffer that the operation used.
+/// this time. The buffer may outlive its group. After a failed operation, no other rank accesses the part of the buffer that the
+/// operation used.
 ///
 /// ```
 /// use ringtrain::{Group, ReduceOp};
@@ -58,7 +55,6 @@ enum BufferKind<T: Element> {
     Shared(SharedElements<T>),
 }
 
-/// The elements of a buffer in shared memory.
 struct SharedElements<T> {
     /// This rank's memory, which the other ranks can access.
     exposed: ExposedBuffer,
@@ -70,14 +66,13 @@ struct SharedElements<T> {
 }
 
 impl Group {
-    /// Allocates a buffer of `count` zeros. If the group's ranks share memory, they can reduce the buffer in place
-    /// ([`SharedBuffer::is_shared`]). The buffer is ordinary memory in a world of one rank, over TCP, and if any rank
-    /// cannot create shared memory.
+    /// Allocates a buffer of `count` zeros. If the group's ranks share memory, all ranks can access the buffer. It is ordinary
+    /// memory in a world of one rank, over TCP, and if any rank cannot create shared memory.
     ///
     /// All ranks have to call this collective (`MPI_Win_allocate_shared`). Their counts and element types may differ. A
-    /// call costs two all-gathers of a few words, so allocate once and use the buffer often. An all-reduce runs in place
-    /// if all ranks pass a shared buffer or a part of a shared buffer, not necessarily the same part. If only some ranks do,
-    /// the all-reduce takes as long as with ordinary memory. In place or not, the results have the same bits.
+    /// call costs two all-gathers of a few words, so allocate once and use the buffer often. An all-reduce runs in place, without
+    /// copies, if all ranks pass a shared buffer or a part of one, not necessarily the same part. Otherwise it takes as long as
+    /// with ordinary memory, and the results have the same bits. All other operations treat the buffer as ordinary memory.
     ///
     /// # Errors
     ///
@@ -103,7 +98,6 @@ impl Group {
         }
     }
 
-    /// Allocates a buffer that all ranks can access.
     fn try_to_alloc<T: Element>(
         &mut self,
         count: usize,
@@ -128,24 +122,24 @@ impl Group {
                 return Err(error.into());
             }
         }
-        let created = created.transpose()?;
+        let created = created.transpose().map_err(ShareError::impossible)?;
         if reports.iter().any(|report| report.status != MemoryReport::HAS_MEMORY) {
-            return Err("another rank could not create its memory".into());
+            return Err(ShareError::impossible("another rank could not create its memory"));
         }
         let others = reports.iter().enumerate().filter(|(rank, _)| *rank != self.rank.index());
         let opened: io::Result<Vec<RemoteBuffer>> =
             others.map(|(_, report)| report.open(RemoteBuffer::open)).collect();
         let have_opened = self.gather_numbers([u64::from(opened.is_ok())], site, set_layout)?;
-        let others = opened?;
+        let others = opened.map_err(ShareError::impossible)?;
         let mut exposed = created
             .filter(|_| have_opened.iter().all(|&[has_opened]| has_opened == 1))
-            .ok_or("another rank could not open the memory of a peer")?;
+            .ok_or_else(|| ShareError::impossible("another rank could not open the memory of a peer"))?;
         exposed.close_file();
         let alive = Arc::new(());
         let weak = Arc::downgrade(&alive);
         let has_dropped_buffers = self
             .with_rounds(|host_rounds| host_rounds.register_buffer(&mut exposed, weak, others))
-            .ok_or("the job has failed")?;
+            .ok_or_else(|| ShareError::impossible("the job has failed"))?;
         Ok(SharedElements { exposed, alive: Some(alive), has_dropped_buffers, element: PhantomData })
     }
 

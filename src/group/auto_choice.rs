@@ -1,12 +1,7 @@
-//! Chooses the codec of a compressor with [`Compression::Auto`].
+//! Chooses the codec of a compressor with [`Compression::Auto`]. `docs/compression.md` describes its trials and checks.
 //!
-//! A trial tries the codecs from the most exact one to the coarsest one. Each codec gets one call in which its error is
-//! measured, and some calls in which the time is measured. A codec with too large an error ends the trial. Then the ranks
-//! compare their times, and choose the fastest codec, or exact elements if no codec is much faster. Later calls still check the
-//! error and the time from time to time.
-//!
-//! All ranks must choose the same codec in the same call. So all decisions depend only on the number of calls and on numbers that
-//! are the same on all ranks: errors of results, and the largest time of any rank.
+//! All ranks must choose the same codec in the same call. So all decisions depend only on the number of calls and on numbers
+//! that are the same on all ranks: errors of results, and the largest time of any rank.
 
 use crate::codec::Compression;
 use crate::types::Rounding;
@@ -59,7 +54,6 @@ pub struct AutoReport {
 /// What a call does.
 #[derive(PartialEq, Debug)]
 pub(super) struct AutoStep {
-    /// The codec of the call.
     pub(super) compression: Compression,
     /// Whether the ranks measure the error of this codec on a sample. [`AutoChoice::handle_error`] gets the result before the
     /// next call.
@@ -116,7 +110,6 @@ impl AutoChoice {
         Self { error_max, candidates, current: 0, chosen: None, phase, times, trial_period }
     }
 
-    /// Returns what was measured and chosen.
     pub(super) fn report(&self) -> AutoReport {
         let Candidate { compression, error, seconds } = self.candidates[self.current];
         let is_trial = !matches!(self.phase, AutoPhase::Use { .. });
@@ -173,7 +166,6 @@ impl AutoChoice {
         step
     }
 
-    /// Stores the time that a call has taken on this rank.
     pub(super) fn record_time(&mut self, seconds: f32) {
         if self.times.len() >= RECENT_TIMES {
             self.times.remove(0);

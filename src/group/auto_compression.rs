@@ -1,30 +1,16 @@
 //! The measurements of a compressor with [`Compression::Auto`](crate::Compression::Auto): small collectives that run beside its
 //! calls. `auto_choice.rs` decides with their results.
 
-use super::compressor::{AutoMeasurement, Compressor, SharedChoice};
+use super::compressor::{CallTimer, Compressor, SharedChoice};
 use super::handle::{Handle, WeakHandle};
 use super::{Error, Group};
 use crate::codec::Compression;
-use crate::engine::Timestamp;
 use crate::runtime::error_feedback::mix;
 use crate::schedule::CollectiveSpec;
 use crate::types::{ReduceOp, Site};
 
 /// The largest number of elements with which the ranks measure the error of a codec.
 const SAMPLE_ELEMENTS: usize = 16_384;
-
-/// Measures the time of a call.
-pub(super) struct CallTimer {
-    choice: SharedChoice,
-    began: Timestamp,
-}
-
-impl CallTimer {
-    /// Ends the measurement of a call that ended at this time.
-    pub(super) fn stop(self, ended: Timestamp) {
-        self.choice.lock().choice.record_time(ended.saturating_sub(self.began).as_secs_f32());
-    }
-}
 
 impl Group {
     /// Chooses the codec of a call on `elements`, and begins the measurements that belong to the call. Returns the codec, and the
@@ -42,18 +28,8 @@ impl Group {
             return Ok((Compression::None, None));
         };
         let before = shared.choice.report();
-        match shared.measurement.take() {
-            Some(AutoMeasurement::Error(exact, decoded)) => {
-                if let (Some(exact), Some(decoded)) = (exact.upgrade(), decoded.upgrade()) {
-                    shared.choice.handle_error(relative_error(&exact.wait()?, &decoded.wait()?));
-                }
-            }
-            Some(AutoMeasurement::Times(times)) => {
-                if let Some(times) = times.upgrade() {
-                    shared.choice.handle_times(&times.wait()?);
-                }
-            }
-            None => {}
+        if let Some(finish) = shared.measurement.take() {
+            finish(&mut shared.choice)?;
         }
         let step = shared.choice.begin_call();
         let after = shared.choice.report();
@@ -71,7 +47,13 @@ impl Group {
             let spec = CollectiveSpec::AllReduce { count: times.len() };
             let mut call = self.new_call::<f32>(spec, site);
             call.set_built_in(ReduceOp::Max)?;
-            shared.measurement = self.start_in_place(call, times)?.downgrade().map(AutoMeasurement::Times);
+            let largest = self.start_in_place(call, times)?.downgrade();
+            shared.measurement = Some(Box::new(move |choice| {
+                if let Some(largest) = largest.upgrade() {
+                    choice.handle_times(&largest.wait()?);
+                }
+                Ok(())
+            }));
         }
         if step.is_checked {
             let count = elements.len().min(SAMPLE_ELEMENTS);
@@ -81,8 +63,12 @@ impl Group {
             let sample = &elements[start..start + count];
             let exact = self.start_sum_of_sample(sample, Compression::None, site)?;
             let decoded = self.start_sum_of_sample(sample, step.compression, site)?;
-            let handles = exact.zip(decoded);
-            shared.measurement = handles.map(|(exact, decoded)| AutoMeasurement::Error(exact, decoded));
+            shared.measurement = Some(Box::new(move |choice| {
+                if let (Some(exact), Some(decoded)) = (exact.upgrade(), decoded.upgrade()) {
+                    choice.handle_error(relative_error(&exact.wait()?, &decoded.wait()?));
+                }
+                Ok(())
+            }));
         }
         drop(shared);
         let timer = CallTimer { choice: choice.clone(), began: job.driver.now() };
@@ -94,7 +80,7 @@ impl Group {
         sample: &[f32],
         compression: Compression,
         site: Site,
-    ) -> Result<Option<WeakHandle<Vec<f32>>>, Error> {
+    ) -> Result<WeakHandle<Vec<f32>>, Error> {
         let mut call = self.new_call::<f32>(CollectiveSpec::AllReduce { count: sample.len() }, site);
         call.set_built_in(ReduceOp::Sum)?;
         call.set_compressor(&Compressor::from(compression))?;

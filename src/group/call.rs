@@ -1,93 +1,39 @@
-//! How the call of a collective becomes an operation.
+//! The call of a collective.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use super::auto_compression::CallTimer;
-use super::compressor::Compressor;
-use super::handle::Handle;
-use super::kept_plan::{KeptPlan, Places, PlanKey};
-use super::parts::layout_digest;
-use super::selection::AlgorithmSelection;
-use super::{Error, Group, OwnedBuffer};
-use crate::codec::{self, Compression};
+use super::compressor::{CallTimer, Compressor};
+use crate::codec::Compression;
 use crate::engine::OperationRequest;
 use crate::reduce::{self, Kernels};
-use crate::runtime::buffer::BufferAccess;
-use crate::runtime::driver::{BegunShort, OperationOutput, Submission};
 use crate::runtime::encoding::Encoding;
-use crate::runtime::error_feedback::{CompressorCall, ErrorMemory, ResultAddition};
-use crate::runtime::host_rounds::HostRounds;
-use crate::runtime::link_driver::BufferAndReduction;
-use crate::runtime::memory::Memory;
+use crate::runtime::error::Error;
+use crate::runtime::error_feedback::ResultAddition;
 use crate::schedule::CollectiveSpec;
-use crate::schedule::topology::{Medium, Topology};
 use crate::types::{
-    Algorithm, COMPRESSED_LAYOUT, Contract, Element, HOSTS_GROUP_BIT, LAST_RESULT_LAYOUT, Operation, Rank,
-    ReduceOp, Site, WorldSize,
+    Algorithm, COMPRESSED_LAYOUT, Contract, LAST_RESULT_LAYOUT, Operation, ReduceOp, WorldSize,
 };
 
 /// A collective that a caller requests, and the algorithm that was chosen for it.
 pub struct Call {
-    spec: CollectiveSpec,
+    pub(super) spec: CollectiveSpec,
     /// The arguments with which the engine begins the operation. They include the algorithm.
     pub(super) request: OperationRequest,
     /// The reduction functions; `None` without a reduction.
-    kernels: Option<Kernels>,
+    pub(super) kernels: Option<Kernels>,
     /// Whether the whole collective runs in shared memory.
-    uses_shared_memory: bool,
-    /// For compressed `f32`: the compressor until [`Group::begin_encoding`], and then the encoding.
-    compressor: Option<Compressor>,
-    encoding: Option<Box<Encoding>>,
+    pub(super) uses_shared_memory: bool,
+    /// For compressed `f32`: the compressor until [`Group::begin_encoding`](super::Group), and then the encoding.
+    pub(super) compressor: Option<Compressor>,
+    pub(super) encoding: Option<Box<Encoding>>,
     /// Measures the time of a call whose compressor chooses the codec.
-    timer: Option<CallTimer>,
+    pub(super) timer: Option<CallTimer>,
     /// What remains to be done with the result of a call with EF21.
-    addition: Option<ResultAddition>,
+    pub(super) addition: Option<ResultAddition>,
     /// Whether the reduction must be applied in rank order, because it may not commute.
-    in_rank_order: bool,
-    world: WorldSize,
+    pub(super) in_rank_order: bool,
+    pub(super) world: WorldSize,
 }
 
 impl Call {
-    /// Returns whether the whole collective runs in shared memory.
-    pub(super) fn uses_shared_memory(&self) -> bool {
-        self.uses_shared_memory
-    }
-
-    /// Returns the plan of the call to keep. The call runs in shared memory, has a built-in reduction or none, and is not
-    /// compressed.
-    pub(super) fn into_kept(self, key: PlanKey, places: Places, host_rounds: &mut HostRounds) -> KeptPlan {
-        let Self { spec, request, kernels, .. } = self;
-        let short = host_rounds.short_call(&spec, request.contract, kernels.clone());
-        KeptPlan { key, places, request, spec, kernels, short }
-    }
-
-    fn new(
-        spec: CollectiveSpec,
-        request: OperationRequest,
-        uses_shared_memory: bool,
-        world: WorldSize,
-    ) -> Self {
-        Self {
-            spec,
-            request,
-            kernels: None,
-            uses_shared_memory,
-            compressor: None,
-            encoding: None,
-            timer: None,
-            addition: None,
-            in_rank_order: false,
-            world,
-        }
-    }
-
-    /// Returns a call with a kept plan.
-    pub(super) fn of_kept(kept: &KeptPlan, timeout: Duration, site: Site, world: WorldSize) -> Self {
-        let request = OperationRequest { timeout, site, ..kept.request };
-        Self { kernels: kept.kernels.clone(), ..Self::new(kept.spec.clone(), request, true, world) }
-    }
-
     /// Sets a built-in reduction. Returns an error if the reduction is not defined.
     pub(super) fn set_built_in(&mut self, op: ReduceOp) -> Result<(), Error> {
         let Contract { operation, dtype, .. } = self.request.contract;
@@ -139,7 +85,7 @@ impl Call {
     }
 
     /// Sets the codec of a compressed call. `has_result` says whether the call adds an earlier result.
-    fn set_codec(&mut self, compression: Compression, has_result: bool) {
+    pub(super) fn set_codec(&mut self, compression: Compression, has_result: bool) {
         if compression == Compression::None {
             return;
         }
@@ -171,226 +117,9 @@ impl Call {
     }
 }
 
-impl Group {
-    /// Returns the algorithm of `operation` on a buffer of `bytes` bytes. A reduction with a function of the
-    /// caller may use another algorithm.
-    pub fn algorithm(&self, operation: Operation, bytes: usize) -> Algorithm {
-        let medium = match &self.hierarchical_data {
-            _ if self.shares_memory => Medium::SharedMemory,
-            Some(hierarchical_data) => Medium::Hosts(&hierarchical_data.layout),
-            None => Medium::Links,
-        };
-        match &self.job {
-            Some(job) => job.selection.choose(operation, self.world, bytes as u64, medium),
-            None => AlgorithmSelection::default().choose(operation, self.world, bytes as u64, medium),
-        }
-    }
-
-    /// Returns a call without a reduction and with even parts, on elements of type `T`.
-    pub(super) fn new_call<T: Element>(&self, spec: CollectiveSpec, site: Site) -> Call {
-        let mut request = self.new_request::<T>(spec.operation(), spec.count(), site);
-        request.contract.root = spec.root();
-        let uses_shared_memory = self.shares_memory && spec.has_known_part_lengths();
-        Call::new(spec, request, uses_shared_memory, self.world)
-    }
-
-    /// Returns the arguments with which the engine begins an operation on `count` elements of type `T`.
-    pub(super) fn new_request<T: Element>(
-        &self,
-        operation: Operation,
-        count: usize,
-        site: Site,
-    ) -> OperationRequest {
-        let contract = Contract {
-            operation,
-            dtype: T::DTYPE,
-            reduction: None,
-            algorithm: self.algorithm(operation, count.saturating_mul(size_of::<T>())),
-            root: Rank::ZERO,
-            count: count as u64,
-            layout: 0,
-        };
-        OperationRequest::new(self.id, contract, self.timeout, site)
-    }
-
-    /// Runs a collective that works on `elements` in place, and waits until the collective is complete.
-    pub(super) fn run<T: Element>(&mut self, call: &mut Call, elements: &mut [T]) -> Result<(), Error> {
-        self.check_abort()?;
-        if call.compressor.is_some() {
-            self.begin_encoding(call, bytemuck::cast_slice_mut(elements))?;
-        }
-        let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
-        self.reduce_single_contribution(&call.request.contract, bytes);
-        self.run_on_bytes(call, bytes.into())?;
-        if let Some(addition) = call.addition.take() {
-            addition.apply(bytemuck::cast_slice_mut(elements));
-        }
-        Ok(())
-    }
-
-    /// Runs a collective on the bytes of its buffer, and waits until the collective is complete. The rank only sends the input of
-    /// the buffer. In a world of one rank, does nothing.
-    pub(super) fn run_on_bytes(&mut self, call: &mut Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
-        if call.uses_shared_memory
-            && self.take_back_rounds()
-            && let (Some(job), Some(host_rounds)) = (&self.job, &mut self.host_rounds)
-        {
-            let spec_and_kernels = (&call.spec, call.kernels.take());
-            let memory = (bytes, BegunShort::default());
-            return job.driver.run_in_shared_memory(host_rounds, &call.request, spec_and_kernels, memory);
-        }
-        if self.job.is_none() {
-            return self.check_abort();
-        }
-        self.hand_over_rounds(call);
-        let Some(job) = &self.job else { return Ok(()) };
-        job.driver.run(call.request, bytes, |memory| self.submission(call, memory))?;
-        if let Some(timer) = call.timer.take() {
-            timer.stop(job.driver.now());
-        }
-        Ok(())
-    }
-
-    /// Takes the rounds of the group back from the core, unless asynchronous operations use them: then the next operation has to
-    /// queue behind these. Returns whether the group has its rounds.
-    pub(super) fn take_back_rounds(&mut self) -> bool {
-        if self.host_rounds.is_none()
-            && let Some(job) = self.job.as_ref().filter(|_| self.shares_memory)
-        {
-            self.host_rounds = job.driver.core().take_rounds(self.id);
-        }
-        self.host_rounds.is_some()
-    }
-
-    /// Begins a collective that works on `buffer` in place. The handle returns the buffer.
-    pub(super) fn start_in_place<B: OwnedBuffer>(
-        &mut self,
-        mut call: Call,
-        mut buffer: B,
-    ) -> Result<Handle<B>, Error> {
-        self.check_abort()?;
-        if call.compressor.is_some() {
-            self.begin_encoding(&mut call, bytemuck::cast_slice_mut(buffer.as_mut()))?;
-        }
-        self.reduce_single_contribution(&call.request.contract, bytemuck::cast_slice_mut(buffer.as_mut()));
-        let addition = call.addition.take();
-        let add_last_result = |mut buffer: B| {
-            if let Some(addition) = addition {
-                addition.apply(bytemuck::cast_slice_mut(buffer.as_mut()));
-            }
-            buffer
-        };
-        let Some(job) = self.job.clone() else { return Ok(Handle::ready(Ok(add_last_result(buffer)))) };
-        self.hand_over_rounds(&mut call);
-        let id = job.driver.submit(call.request, self.submission(&mut call, Memory::owned(buffer)))?;
-        let timer = call.timer.take();
-        let make_result = |output: OperationOutput| {
-            if let Some(timer) = timer {
-                timer.stop(output.ended);
-            }
-            output.memory.into_owned().map(add_last_result).ok_or(Error::Taken)
-        };
-        Ok(Handle::pending(job, id, make_result))
-    }
-
-    /// Reduces the elements if no other rank contributes to the result: in a world of one rank, and on rank 0 of a scan or
-    /// exscan. For example, a logical reduction converts each element to 0 or 1.
-    fn reduce_single_contribution(&self, contract: &Contract, bytes: &mut [u8]) {
-        let is_scan = matches!(contract.operation, Operation::Scan | Operation::Exscan);
-        if let Some(op) = contract.reduction
-            && (self.world == WorldSize::ONE || (is_scan && self.rank == Rank::ZERO))
-        {
-            reduce::reduce_single_contribution(contract.dtype, op, bytes);
-        }
-    }
-
-    /// Returns the error after [`Group::abort`] in a world of one rank. In other worlds, the driver returns the error.
-    pub(super) fn check_abort(&self) -> Result<(), Error> {
-        match (&self.job, self.abort_error.get()) {
-            (None, Some(error)) => Err(error.clone()),
-            _ => Ok(()),
-        }
-    }
-
-    /// Returns the operation that the driver has to begin for a call.
-    fn submission(&self, call: &mut Call, memory: Memory) -> Submission {
-        let Contract { algorithm, dtype, .. } = call.request.contract;
-        let medium = match &self.hierarchical_data {
-            _ if call.uses_shared_memory => Medium::SharedMemory,
-            Some(hierarchical_data) if algorithm == Algorithm::Hierarchy => {
-                Medium::Hosts(&hierarchical_data.layout)
-            }
-            _ => Medium::Links,
-        };
-        let chunk_bytes = self.job.as_ref().map_or(1 << 20, |job| job.chunk_bytes);
-        let (world, rank, members) = (self.world, self.rank, &self.members);
-        let topology = Topology { world, rank, members, medium, chunk_bytes };
-        let blocks = match &call.encoding {
-            Some(encoding) => topology.plan_encoded(&call.spec, &|count| encoding.codec.encoded_words(count)),
-            None => topology.plan(&call.spec, algorithm, call.in_rank_order, dtype.size_bytes()),
-        };
-        let buffer_and_reduction = BufferAndReduction { memory, kernels: call.kernels.take() };
-        Submission::Collective(blocks, buffer_and_reduction, call.encoding.take().map(|encoding| *encoding))
-    }
-
-    /// Begins a call with a compressor: chooses the codec, and adds the errors of the last call to the elements unless the
-    /// encoding does it. If the ranks will send elements over links, prepares their encoding.
-    fn begin_encoding(&mut self, call: &mut Call, elements: &mut [f32]) -> Result<(), Error> {
-        let Some(compressor) = call.compressor.take() else { return Ok(()) };
-        let compression = match &compressor.auto {
-            Some(choice) => {
-                let (compression, timer) = self.choose_codec(choice, elements, call.request.site)?;
-                call.timer = timer;
-                compression
-            }
-            None => compressor.compression(),
-        };
-        let has_result = compressor.memory.as_ref().is_some_and(ErrorMemory::has_result);
-        call.set_codec(compression, has_result);
-        let codec =
-            codec::codec(compression).filter(|_| self.world != WorldSize::ONE && !call.uses_shared_memory);
-        let encoder = codec.zip(call.kernels.clone());
-        // EF21 changes the bits of sums, so it applies only if something is encoded.
-        let is_useless = encoder.is_none() && compression.adds_last_result();
-        let compression = if is_useless { Compression::None } else { compression };
-        // In a hierarchy, a rank encodes only a slice of the buffer.
-        let encodes_everything = encoder.is_some() && call.request.contract.algorithm == Algorithm::Direct;
-        let (compressor_call, addition) = match &compressor.memory {
-            Some(memory) => memory.begin_call(compression, elements, encodes_everything)?,
-            None => (CompressorCall::without_memory(self.compressed_calls), None),
-        };
-        call.addition = addition;
-        self.compressed_calls += 1;
-        if let Some((codec, kernels)) = encoder {
-            call.request.group |= HOSTS_GROUP_BIT;
-            let is_average = call.request.contract.reduction == Some(ReduceOp::Average);
-            call.encoding = Some(Box::new(Encoding {
-                codec: codec.into(),
-                call: Arc::new(compressor_call),
-                kernels,
-                divisor: if is_average { self.world.get() } else { 1 },
-                rank: self.members[self.rank.index()],
-            }));
-        }
-        Ok(())
-    }
-
-    /// Hands the rounds that the operation of a call uses over to the core, unless the core already has them. The stages of a
-    /// hierarchical collective have a group number of their own.
-    fn hand_over_rounds(&mut self, call: &mut Call) {
-        let Some(job) = &self.job else { return };
-        if call.uses_shared_memory
-            && let Some(host_rounds) = self.host_rounds.take()
-        {
-            job.driver.core().rounds.insert((self.id, 0), host_rounds);
-        }
-        if let Some(hierarchical_data) = &mut self.hierarchical_data
-            && call.request.contract.algorithm == Algorithm::Hierarchy
-        {
-            call.request.group |= HOSTS_GROUP_BIT;
-            for (stage, host_rounds) in hierarchical_data.stage_rounds.drain(..).enumerate() {
-                job.driver.core().rounds.insert((call.request.group, stage), Box::new(host_rounds));
-            }
-        }
-    }
+/// Returns a digest of the lengths of uneven parts. The ranks compare their digests to detect that they pass different lengths.
+/// The digest is never 0, which stands for even parts.
+pub(super) fn layout_digest(counts: impl IntoIterator<Item = usize>) -> u32 {
+    let bytes: Vec<u8> = counts.into_iter().flat_map(|count| (count as u64).to_le_bytes()).collect();
+    (crate::wire::crc32c(&bytes) & !COMPRESSED_LAYOUT).max(1)
 }

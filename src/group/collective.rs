@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::kept_plan::{MemoryAccess, Places};
-use super::parts::{output_elements, zeroed};
-use super::plan::{InPlace, OutOfPlace, Plan, PlannedCall};
+use super::kept_plan::{MemoryAccess, Places, Plan};
+use super::parts::zeroed;
+use super::plan::{InPlace, OutOfPlace, VerbArguments};
 use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer};
 use crate::shm::copy_to_buffer;
 use crate::types::{Element, Site};
@@ -58,12 +58,13 @@ impl<V> Collective<'_, V> {
     where
         V: InPlace<B::Element>,
     {
-        let Self { group, verb, site } = self;
+        let Self { group, ref verb, site } = self;
+        let verb = verb.arguments();
         let elements = buffer.elements_mut()?;
         let mut planned = group.plan_call(&verb, elements.len(), site)?;
-        let Places { count, input, result, access, start, .. } = planned.places().clone();
+        let Places { count, input, result, access, start, .. } = planned.places.clone();
         let Some(start) = start else {
-            let mut memory = planned.places().fill(elements, |input| verb.prepare(input))?;
+            let mut memory = verb.fill(&planned.places, elements)?;
             group.run_planned((&mut planned, site), &mut memory)?;
             group.keep_plan(planned);
             let result = &memory[result];
@@ -92,17 +93,18 @@ impl<V> Collective<'_, V> {
     where
         V: OutOfPlace<I::Element>,
     {
-        let Self { group, verb, site } = self;
+        let Self { group, ref verb, site } = self;
+        let verb = verb.arguments();
         let input = used_input(&verb, group, input)?;
         let mut planned = group.plan_call(&verb, input.len(), site)?;
-        if let MemoryAccess::Written = planned.places().access {
-            let mut memory = planned.places().fill(input, |input| verb.prepare(input))?;
+        if let MemoryAccess::Written = planned.places.access {
+            let mut memory = verb.fill(&planned.places, input)?;
             group.run_planned((&mut planned, site), &mut memory)?;
-            let result = planned.places().result.clone();
+            let result = planned.places.result.clone();
             group.keep_plan(planned);
             return Ok(keep_range(memory, result));
         }
-        let mut output = zeroed(planned.places().result.len())?;
+        let mut output = zeroed(planned.places.result.len())?;
         run_without_copy(group, (&mut planned, site), input, &mut output)?;
         group.keep_plan(planned);
         Ok(output)
@@ -120,12 +122,19 @@ impl<V> Collective<'_, V> {
         B: Buffer<Element = I::Element> + ?Sized,
         V: OutOfPlace<I::Element>,
     {
-        let Self { group, verb, site } = self;
+        let Self { group, ref verb, site } = self;
+        let verb = verb.arguments();
         let input = used_input(&verb, group, input)?;
         let mut planned = group.plan_call(&verb, input.len(), site)?;
-        let places = planned.places();
+        let places = &planned.places;
         let output: &mut [B::Element] = match places.output_count {
-            Some(count) => output_elements(output, count)?,
+            Some(count) => {
+                let elements = output.elements_mut()?;
+                if elements.len() != count {
+                    return Err(Error::InvalidCounts("the output has another length than the result"));
+                }
+                elements
+            }
             None => &mut [],
         };
         match places.access {
@@ -135,9 +144,9 @@ impl<V> Collective<'_, V> {
                 group.run_planned((&mut planned, site), output)?;
             }
             MemoryAccess::Written => {
-                let mut memory = places.fill(input, |input| verb.prepare(input))?;
+                let mut memory = verb.fill(places, input)?;
                 group.run_planned((&mut planned, site), &mut memory)?;
-                let result = &memory[planned.places().result.clone()];
+                let result = &memory[planned.places.result.clone()];
                 output[..result.len()].copy_from_slice(result);
             }
             _ => run_without_copy(group, (&mut planned, site), input, output)?,
@@ -155,9 +164,10 @@ impl<V> Collective<'_, V> {
     where
         V: InPlace<B::Element>,
     {
-        let Self { group, verb, site } = self;
+        let Self { group, ref verb, site } = self;
+        let verb = verb.arguments();
         let count = buffer.as_ref().len();
-        let Plan { call, places } = verb.plan(group, count, site)?;
+        let Plan { call, places, .. } = verb.plan(group, count, site)?;
         if places.start == Some(0) && places.count == count {
             verb.prepare(&mut buffer.as_mut()[places.input]);
             return group.start_in_place(call, buffer);
@@ -168,7 +178,7 @@ impl<V> Collective<'_, V> {
                 verb.prepare(&mut memory[places.input]);
                 (memory, start + places.result.start)
             }
-            None => (places.fill(buffer.as_ref(), |input| verb.prepare(input))?, 0),
+            None => (verb.fill(&places, buffer.as_ref())?, 0),
         };
         let (result, ended) = (places.result, group.start_in_place(call, memory)?);
         Ok(ended.and_then(move |memory| {
@@ -187,39 +197,40 @@ impl<V> Collective<'_, V> {
     where
         V: OutOfPlace<I::Element>,
     {
-        let Self { group, verb, site } = self;
+        let Self { group, ref verb, site } = self;
+        let verb = verb.arguments();
         let input = used_input(&verb, group, input)?;
-        let Plan { call, places } = verb.plan(group, input.len(), site)?;
-        let memory = places.fill(input, |input| verb.prepare(input))?;
+        let Plan { call, places, .. } = verb.plan(group, input.len(), site)?;
+        let memory = verb.fill(&places, input)?;
         let (result, ended) = (places.result, group.start_in_place(call, memory)?);
         Ok(ended.and_then(move |memory| Ok(keep_range(memory, result))))
     }
 }
 
 /// Returns the elements of the input. Returns an empty slice on a rank whose input is ignored.
-fn used_input<'a, V, I>(verb: &V, group: &Group, input: &'a I) -> Result<&'a [I::Element], Error>
-where
-    V: OutOfPlace<I::Element>,
-    I: Input + ?Sized,
-{
-    if verb.uses_input(group) { input.elements() } else { Ok(&[]) }
+fn used_input<'a, I: Input + ?Sized>(
+    verb: &VerbArguments<'_, I::Element>,
+    group: &Group,
+    input: &'a I,
+) -> Result<&'a [I::Element], Error> {
+    if verb.has_input(group) { input.elements() } else { Ok(&[]) }
 }
 
 /// Runs a call that does not write to its input.
 fn run_without_copy<T: Element>(
     group: &mut Group,
-    (planned, site): (&mut PlannedCall, Site),
+    (planned, site): (&mut Plan, Site),
     input: &[T],
     output: &mut [T],
 ) -> Result<(), Error> {
     let input_bytes = bytemuck::cast_slice::<T, u8>(input);
-    if let MemoryAccess::InputThenOutput(own_input, own_output) = &planned.places().access {
+    if let MemoryAccess::InputThenOutput(own_input, own_output) = &planned.places.access {
         copy_part(group, output, own_output, &input[own_input.clone()]);
         let output_bytes = bytemuck::cast_slice_mut::<T, u8>(output);
         return group.run_planned_on_bytes((planned, site), (input_bytes, output_bytes).into());
     }
     group.run_planned_on_bytes((planned, site), input_bytes.into())?;
-    copy_part(group, output, &(0..output.len()), &input[planned.places().result.clone()]);
+    copy_part(group, output, &(0..output.len()), &input[planned.places.result.clone()]);
     Ok(())
 }
 

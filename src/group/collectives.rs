@@ -3,22 +3,19 @@
 
 use std::ops::Range;
 
-use super::call::Call;
-use super::kept_plan::{KeptPlan, PlanKey, VerbKey};
+use super::plan::InPlace;
 use super::verb_plans::Barrier;
 use super::verbs::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, Scan};
 use super::{Buffer, Error, Group, Handle, OwnedBuffer};
-use crate::engine::OperationRequest;
-use crate::runtime::buffer::BufferAccess;
-use crate::types::{Element, Operation, Rank, ReduceOp, Site};
+use crate::types::{Element, Rank, ReduceOp, Site};
 
 impl Group {
     /// Replaces every rank's buffer by the reduction of all ranks' buffers. All ranks get the same bits.
     ///
-    /// The call uses the algorithm with the lowest cost for the length ([`Group::algorithm`], `docs/algorithms.md`). With n
-    /// ranks and a buffer of S bytes, each rank sends between (n-1) S bytes in one step and 2(n-1)/n S bytes in 2(n-1)
-    /// steps. `f16` and `bf16` are added in `f32` and rounded after each of the n-1 additions. [`ReduceOp::PreMulSum`] adds
-    /// buffers that the caller has already multiplied. [`scaled_sum`](super::verbs::scaled_sum) multiplies and adds.
+    /// Each collective uses the algorithm with the lowest cost for the length of its buffer ([`Group::algorithm`]);
+    /// `docs/algorithms.md` lists the steps and bytes of each. `f16` and `bf16` are added in `f32` and rounded after each of the
+    /// n-1 additions. [`ReduceOp::PreMulSum`] adds buffers that the caller has already multiplied.
+    /// [`scaled_sum`](super::verbs::scaled_sum) multiplies and adds.
     ///
     /// # Errors
     ///
@@ -26,15 +23,14 @@ impl Group {
     /// peer is lost or the deadline passes.
     #[track_caller]
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
-        let key = VerbKey { reduction: Some(op), ..VerbKey::new(Operation::AllReduce) };
-        match self.run_kept(key, buffer.elements_mut()?, Site::here()) {
+        let verb = AllReduce::new(op);
+        match self.run_kept(&verb, buffer.elements_mut()?, Site::here()) {
             Some(result) => result,
-            None => self.call(AllReduce::new(op)).run(buffer).map(drop),
+            None => self.call(verb).run(buffer).map(drop),
         }
     }
 
-    /// Asynchronous [`Group::all_reduce`]; the handle returns the buffer, which is a vector or a buffer
-    /// of [`Group::alloc`].
+    /// Asynchronous [`Group::all_reduce`]; the handle returns the buffer, which is a vector or a buffer of [`Group::alloc`].
     ///
     /// # Errors
     ///
@@ -45,9 +41,6 @@ impl Group {
     }
 
     /// Replaces the root's buffer by the reduction of all ranks' buffers. The other buffers then hold partial results.
-    ///
-    /// Short buffers use a binomial tree: ceil(log2 n) steps. Long buffers use a pipelined chain of n-1 hops, in which each
-    /// rank except the root sends S bytes.
     ///
     /// # Errors
     ///
@@ -65,9 +58,6 @@ impl Group {
     /// Replaces this rank's chunk ([`Group::chunk`]) of the buffer by its reduction and returns the chunk's range.
     /// The rest of the buffer holds partial results.
     ///
-    /// With a short buffer, each rank sends the chunks directly to their owners, in one step. A long buffer uses the ring:
-    /// n-1 steps. In both cases each rank sends (n-1)/n S bytes.
-    ///
     /// # Errors
     ///
     /// The same errors as [`Group::all_reduce`].
@@ -82,9 +72,6 @@ impl Group {
 
     /// Copies each rank's chunk ([`Group::chunk`]) of its buffer to the buffers of all ranks.
     ///
-    /// With a short buffer, each rank sends its chunk directly to all other ranks, in one step. A long buffer uses the ring:
-    /// n-1 steps. In both cases each rank sends (n-1)/n S bytes.
-    ///
     /// # Errors
     ///
     /// The same errors as [`Group::all_reduce`].
@@ -95,24 +82,19 @@ impl Group {
 
     /// Copies the root's buffer to the buffers of all ranks.
     ///
-    /// Short buffers use a binomial tree: ceil(log2 n) steps. Long buffers use a pipelined chain of n-1 hops, in which each
-    /// rank except the last sends S bytes. The broadcast takes the time of S bytes plus n-2 segments on one link.
-    ///
     /// # Errors
     ///
     /// The same errors as [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn broadcast<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
-        let key = VerbKey { root, ..VerbKey::new(Operation::Broadcast) };
-        match self.run_kept(key, buffer.elements_mut()?, Site::here()) {
+        let verb = Broadcast::from(root);
+        match self.run_kept(&verb, buffer.elements_mut()?, Site::here()) {
             Some(result) => result,
-            None => self.call(Broadcast::from(root)).run(buffer).map(drop),
+            None => self.call(verb).run(buffer).map(drop),
         }
     }
 
     /// Replaces each rank's buffer by the reduction of the buffers of rank 0 up to and including this rank.
-    ///
-    /// A pipelined chain in rank order: n-1 hops, in which each rank except the last sends S bytes.
     ///
     /// # Errors
     ///
@@ -122,7 +104,7 @@ impl Group {
         self.call(Scan::new(op)).run(buffer).map(drop)
     }
 
-    /// Returns when every rank has called this method. The barrier takes ceil(log2 n) rounds of empty messages.
+    /// Returns when every rank has called this method.
     ///
     /// # Errors
     ///
@@ -146,31 +128,16 @@ impl Group {
     #[inline]
     fn run_kept<T: Element>(
         &mut self,
-        verb: VerbKey,
+        verb: &impl InPlace<T>,
         elements: &mut [T],
         site: Site,
     ) -> Option<Result<(), Error>> {
-        let key = PlanKey { verb, dtype: T::DTYPE, count: elements.len(), is_in_place: true };
-        let kept = self.kept_plans.take(key)?;
+        let key = verb.arguments().key(elements.len())?;
+        let mut kept = self.kept_plans.take(key)?;
         let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
-        let result = self.run_kept_on_bytes((&kept, site), bytes.into());
+        let result = self.run_planned_on_bytes((&mut kept, site), bytes.into());
         self.kept_plans.keep(kept);
         Some(result)
-    }
-
-    /// Runs a collective whose plan the group has kept on the bytes of its buffer, and waits until it is complete.
-    pub(super) fn run_kept_on_bytes(
-        &mut self,
-        (kept, site): (&KeptPlan, Site),
-        bytes: BufferAccess<'_>,
-    ) -> Result<(), Error> {
-        let (timeout, request) = (self.timeout, &kept.request);
-        if let (Some(short), Some(job), Some(host_rounds)) = (&kept.short, &self.job, &mut self.host_rounds) {
-            let as_operation =
-                || (OperationRequest { timeout, site, ..*request }, (&kept.spec, kept.kernels.clone()));
-            return job.driver.run_short(host_rounds, (short, site), as_operation, bytes);
-        }
-        self.run_on_bytes(&mut Call::of_kept(kept, timeout, site, self.world), bytes)
     }
 
     /// Returns an error if `root` is not a rank of the group.
@@ -183,18 +150,6 @@ impl Group {
 mod tests {
     use super::*;
     use crate::types::DType;
-
-    #[test]
-    fn an_undefined_reduction_does_not_affect_the_group() {
-        let mut group = Group::solo();
-        let (op, dtype) = (ReduceOp::BitAnd, DType::F32);
-        assert_eq!(group.all_reduce(&mut [1.5f32], op), Err(Error::Unsupported { op, dtype }));
-        assert!(group.reduce_scatter(&mut [1u8], ReduceOp::Custom).is_err());
-        assert_eq!(group.statistics().operations, 0);
-        let mut values = [2u8, 0];
-        assert_eq!(group.all_reduce(&mut values, ReduceOp::LogicalAnd), Ok(()));
-        assert_eq!(values, [1, 0]);
-    }
 
     /// If `main` returns an error, Rust prints the error with `Debug`.
     #[test]

@@ -4,16 +4,16 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::auto_choice::{AutoChoice, AutoReport};
-use super::handle::WeakHandle;
 use crate::codec::Compression;
+use crate::engine::Timestamp;
+use crate::runtime::error::Error;
 use crate::runtime::error_feedback::{CompressorState, ErrorMemory};
 
 /// A compression, and the memory that it needs for one buffer that is reduced again and again, such as a bucket of gradients.
 ///
 /// Codecs that round a lot need *error feedback*: a rank adds the error of a call to its input of the next call, so nothing is
 /// lost but only delayed (Karimireddy et al., "Error feedback fixes signSGD and other gradient compression schemes", ICML 2019).
-/// The memory has one `f32` for each element. Every rank keeps its own errors; their sum over the ranks is what the results so
-/// far lack. Save [`state`](Self::state) in checkpoints.
+/// The memory has one `f32` for each element. Every rank keeps its own errors. Save [`state`](Self::state) in checkpoints.
 ///
 /// With [`Compression::Ef21`], the memory has three `f32` for each element, and all ranks must wait for the result of each call.
 /// After a call that failed, no further call accepts the compressor before [`set_state`](Self::set_state).
@@ -50,16 +50,23 @@ pub(super) struct SharedChoice(Arc<Mutex<ChoiceAndMeasurement>>);
 
 pub(super) struct ChoiceAndMeasurement {
     pub(super) choice: AutoChoice,
-    /// The measurement that began with the last call. Its result is needed before the next call.
-    pub(super) measurement: Option<AutoMeasurement>,
+    /// Waits for the measurement that began with the last call, and passes its result to the choice, before the next call.
+    pub(super) measurement: Option<Measurement>,
 }
 
-/// A measurement in progress.
-pub(super) enum AutoMeasurement {
-    /// The exact sums of a sample, and the sums of its encoded elements.
-    Error(WeakHandle<Vec<f32>>, WeakHandle<Vec<f32>>),
-    /// The largest times of any rank.
-    Times(WeakHandle<Vec<f32>>),
+pub(super) type Measurement = Box<dyn FnOnce(&mut AutoChoice) -> Result<(), Error> + Send>;
+
+/// Measures the time of a call.
+pub(super) struct CallTimer {
+    pub(super) choice: SharedChoice,
+    pub(super) began: Timestamp,
+}
+
+impl CallTimer {
+    /// Ends the measurement of a call that ended at this time.
+    pub(super) fn stop(self, ended: Timestamp) {
+        self.choice.lock().choice.record_time(ended.saturating_sub(self.began).as_secs_f32());
+    }
 }
 
 impl SharedChoice {

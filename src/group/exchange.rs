@@ -6,10 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::num::NonZero;
 use std::thread::available_parallelism;
 
-use super::options::{JoinMethod, JoinOptions};
+use super::options::JoinOptions;
 use crate::rendezvous::{
-    DiscoveredRank, LaunchedRank, Member, PeersFile, Registration, RendezvousHost, Roster, SharedSettings,
-    StartError, host_name, is_loopback, machine_id, register, resolve_host, serve, user_secret,
+    DiscoveredRank, JoinMethod, LaunchedRank, Member, PeersFile, Registration, RendezvousHost, Roster,
+    SharedSettings, StartError, host_name, is_loopback, machine_id, register, resolve_host, serve,
+    user_secret,
 };
 use crate::transport::handshake::Identity;
 use crate::transport::listener::Listener;

@@ -27,12 +27,9 @@ enum HandleState<R> {
     Taken,
 }
 
-/// An asynchronous operation like that of a [`Handle`]. It does not keep the job alive.
-pub(super) struct WeakHandle<R> {
-    job: Weak<SharedJob>,
-    /// The rest of the handle. `None` after [`WeakHandle::upgrade`].
-    rest: Option<(OpId, MakeResult<R>)>,
-}
+/// An asynchronous operation like that of a [`Handle`]. It does not keep the job alive. `None` after [`WeakHandle::upgrade`], and
+/// if the result was ready.
+pub(super) struct WeakHandle<R>(Option<(Weak<SharedJob>, OpId, MakeResult<R>)>);
 
 /// An active operation of a job, and the function that makes the result from its output.
 struct Pending<R> {
@@ -58,14 +55,14 @@ impl<R> Handle<R> {
         Self(HandleState::Pending(Pending { job, id, make_result: Box::new(make_result) }))
     }
 
-    /// Returns a handle that does not keep the job alive. Returns `None` if the result is ready.
-    pub(super) fn downgrade(mut self) -> Option<WeakHandle<R>> {
-        match std::mem::replace(&mut self.0, HandleState::Taken) {
+    /// Returns a handle that does not keep the job alive.
+    pub(super) fn downgrade(mut self) -> WeakHandle<R> {
+        WeakHandle(match std::mem::replace(&mut self.0, HandleState::Taken) {
             HandleState::Pending(Pending { job, id, make_result }) => {
-                Some(WeakHandle { job: Arc::downgrade(&job), rest: Some((id, make_result)) })
+                Some((Arc::downgrade(&job), id, make_result))
             }
             HandleState::Ready(_) | HandleState::Taken => None,
-        }
+        })
     }
 
     /// Applies `then` to the result when the operation is waited for. If `then` fails, waiting returns its error.
@@ -133,15 +130,17 @@ impl<R> Handle<R> {
 impl<R> WeakHandle<R> {
     /// Returns the handle; `None` if the job has been dropped.
     pub(super) fn upgrade(mut self) -> Option<Handle<R>> {
-        let job = self.job.upgrade()?;
-        let (id, make_result) = self.rest.take()?;
+        let (job, id, make_result) = self.0.take()?;
+        let job = job.upgrade()?;
         Some(Handle(HandleState::Pending(Pending { job, id, make_result })))
     }
 }
 
 impl<R> Drop for WeakHandle<R> {
     fn drop(&mut self) {
-        if let (Some((id, _)), Some(job)) = (&self.rest, self.job.upgrade()) {
+        if let Some((job, id, _)) = &self.0
+            && let Some(job) = job.upgrade()
+        {
             job.driver.core().discard_result(*id, job.driver.now());
         }
     }

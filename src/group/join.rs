@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::exchange::{Exchanged, exchange, local_processors, user_secret_if_needed};
-use super::options::{JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES};
+use super::options::{JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES};
 use super::recording::RecordingFiles;
 use super::state::{Origin, SharedJob};
 use super::streams::Streams;
 use super::{Error, Group, tune};
 use crate::engine::Settings;
-use crate::rendezvous::{Roster, SharedSettings, StartError, host_name};
+use crate::rendezvous::{JoinMethod, Roster, SharedSettings, StartError, host_name};
 use crate::runtime::driver::{Core, Driver};
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::link_driver::LinkDriver;
@@ -26,8 +26,7 @@ use crate::wire::handshake;
 use crate::wire::{Cause, Secret};
 
 /// The bytes of each rank's chunk of a block in an all-reduce on the ring. To send a chunk takes much longer than the latency of
-/// a network, and longer than a time slice of a processor. Between its reduction and its copy, a block still fits into the
-/// last-level cache.
+/// a network. Between its reduction and its copy, a block still fits into the last-level cache.
 pub(super) const CHUNK_BYTES: usize = 2 << 20;
 /// The value of [`CHUNK_BYTES`] if all ranks are on one host and each rank has its own processor. In this case latency does not
 /// matter, and a block fits into the L2 cache.
@@ -154,7 +153,6 @@ pub(super) fn start_group(
         members: world.ranks().collect(),
         rank,
         world,
-        local_rank_and_size: roster.local_rank_and_size(rank),
         machine_numbers: roster.machine_numbers(),
         timeout: operation_timeout,
         // While the ranks agree on settings, this group must be the only owner of the job. So the retirement does not own the

@@ -3,29 +3,21 @@
 
 use std::ops::Range;
 
-use crate::engine::OperationRequest;
-use crate::reduce::Kernels;
+use super::call::Call;
 use crate::runtime::host_rounds::short::ShortCall;
-use crate::schedule::CollectiveSpec;
 use crate::types::{DType, Operation, Rank, ReduceOp};
 
 /// The most plans that a group keeps.
 const KEPT_MAX: usize = 32;
 
-/// What determines the plan of a verb with even parts and a built-in reduction, besides the group and the elements.
+/// What determines the plan of a verb with even parts and a built-in reduction or none, besides the group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct VerbKey {
+pub(super) struct PlanKey {
     pub(super) operation: Operation,
     pub(super) reduction: Option<ReduceOp>,
     pub(super) root: Rank,
     /// The number of elements that a broadcast or scatter names; otherwise 0.
-    pub(super) count: usize,
-}
-
-/// What determines a plan, besides the group.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct PlanKey {
-    pub(super) verb: VerbKey,
+    pub(super) named_count: usize,
     pub(super) dtype: DType,
     /// The number of elements of the input.
     pub(super) count: usize,
@@ -60,14 +52,13 @@ pub(super) enum MemoryAccess {
     InputThenOutput(Range<usize>, Range<usize>),
 }
 
-/// A collective in shared memory whose plan a group keeps. It is not compressed.
-pub(super) struct KeptPlan {
-    pub(super) key: PlanKey,
+/// A call, and how it uses its memory.
+pub struct Plan {
+    pub(super) call: Call,
     pub(super) places: Places,
-    /// The arguments of the operation, without the line and the maximum time of a call.
-    pub(super) request: OperationRequest,
-    pub(super) spec: CollectiveSpec,
-    pub(super) kernels: Option<Kernels>,
+    /// What identifies the plan if the group keeps it. Then the call runs in shared memory, has a built-in reduction or none, and
+    /// is not compressed.
+    pub(super) key: Option<PlanKey>,
     /// The same call, if it is so short that it is not an operation.
     pub(super) short: Option<ShortCall>,
 }
@@ -75,32 +66,23 @@ pub(super) struct KeptPlan {
 /// The plans that a group keeps, the last one at the end.
 #[derive(Default)]
 pub(super) struct KeptPlans(
-    #[expect(clippy::vec_box, reason = "each call moves its plan out of the list and back")]
-    Vec<Box<KeptPlan>>,
+    #[expect(clippy::vec_box, reason = "each call moves its plan out of the list and back")] Vec<Box<Plan>>,
 );
 
 impl KeptPlans {
     /// Removes and returns the plan with a key.
     #[inline]
-    pub(super) fn take(&mut self, key: PlanKey) -> Option<Box<KeptPlan>> {
-        let index = self.0.iter().rposition(|kept| kept.key == key)?;
+    pub(super) fn take(&mut self, key: PlanKey) -> Option<Box<Plan>> {
+        let index = self.0.iter().rposition(|kept| kept.key == Some(key))?;
         Some(self.0.remove(index))
     }
 
     /// Keeps a plan. If there are too many, removes the oldest.
     #[inline]
-    pub(super) fn keep(&mut self, kept: Box<KeptPlan>) {
+    pub(super) fn keep(&mut self, kept: Box<Plan>) {
         if self.0.len() == KEPT_MAX {
             self.0.remove(0);
         }
         self.0.push(kept);
-    }
-}
-
-impl VerbKey {
-    /// Returns the key of a verb without a reduction, a root and a count.
-    #[inline]
-    pub(super) fn new(operation: Operation) -> Self {
-        Self { operation, reduction: None, root: Rank::ZERO, count: 0 }
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::{Error, Group};
 use crate::engine::{CREDIT_BYTES, CREDIT_FRAMES_MAX};
 use crate::shm::HostMemoryLayout;
-use crate::types::Rank;
 
 // Early data must fit into a queue while the receiver computes: a send of early data completes at once, and a rank that
 // leaves does not wait until they are read. A frame needs less space than credit, which counts 128 bytes for its header.
@@ -15,24 +14,21 @@ impl Group {
     /// Makes the links between ranks of this host go through queues in shared memory, if all these ranks can map the memory.
     /// All ranks of the job have to call this method.
     pub(super) fn open_local_queues(&self) -> Result<(), Error> {
-        let machine = |rank: Rank| self.machine_numbers.get(rank.index());
-        let own = machine(self.members[self.rank.index()]);
-        let members: Arc<[Rank]> =
-            self.members.iter().copied().filter(|&rank| machine(rank) == own).collect();
-        if members.len() == 1 {
+        let ranks = self.local_size().as_usize();
+        if ranks == 1 {
             return Ok(());
         }
-        if members.len() > HostMemoryLayout::RANKS_MAX {
-            let (ranks, most) = (members.len(), HostMemoryLayout::RANKS_MAX);
+        if ranks > HostMemoryLayout::RANKS_MAX {
+            let most = HostMemoryLayout::RANKS_MAX;
             log::info!(
                 "the {ranks} ranks of this host exchange messages over TCP: there are more than {most}"
             );
             return Ok(());
         }
-        let mut local = self.with_local_members(Arc::clone(&members));
+        let mut local = self.local_group();
+        let (members, own) = (Arc::clone(&local.members), local.rank.index());
         let Some(job) = &self.job else { return Ok(()) };
-        let own = local.rank.index();
-        let layout = HostMemoryLayout::new(members.len());
+        let layout = HostMemoryLayout::new(ranks);
         // Each pair of ranks may have an isolated group, which has no port. With long arenas, the queues of all these groups
         // would take too much memory.
         let is_isolated = !job.driver.core().link_driver.transport.sockets.has_port();

@@ -111,7 +111,6 @@ impl Group {
             members: Arc::clone(&self.members),
             rank: self.rank,
             world: self.world,
-            local_rank_and_size: self.local_rank_and_size,
             machine_numbers: Arc::clone(&self.machine_numbers),
             timeout: self.timeout,
             self_job: Arc::clone(&self.self_job),

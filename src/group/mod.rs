@@ -1,15 +1,4 @@
 //! The public API: a [`Group`] of ranks, and the collectives that the ranks call together.
-//!
-//! ```
-//! use ringtrain::{Group, ReduceOp};
-//!
-//! // Under `ringrun -n 4` or `srun -n 4`, this process is one of four ranks. Without a launcher, this process is the only rank.
-//! let mut group = Group::from_environment()?;
-//! let mut gradients = vec![1.0f32, 2.0, 3.0];
-//! group.all_reduce(&mut gradients, ReduceOp::Average)?;
-//! assert_eq!(gradients, [1.0, 2.0, 3.0]);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 
 mod alloc;
 mod auto_choice;
@@ -34,6 +23,7 @@ mod parts;
 mod plan;
 mod recording;
 mod reducers;
+mod run_call;
 mod selection;
 mod share;
 mod site;
@@ -46,7 +36,7 @@ mod verb_plans;
 pub mod verbs;
 
 pub use crate::engine::SendMode;
-pub use crate::rendezvous::Checksums;
+pub use crate::rendezvous::{Checksums, JoinMethod};
 pub use crate::runtime::buffer::{Buffer, Input, OwnedBuffer};
 pub use crate::runtime::driver::Interrupt;
 pub use crate::runtime::error::{Error, Status};
@@ -60,7 +50,7 @@ pub use compressor::Compressor;
 pub use foreign::ForeignBuffer;
 pub use handle::{Handle, wait_all, wait_any};
 pub use messages::{Messenger, Received, SendOptions, Source};
-pub use options::{JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
+pub use options::{JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
 pub use selection::{Algorithms, LocalTransport};
 pub use site::at;
 pub use state::Group;

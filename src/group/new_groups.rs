@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::parts::layout_digest;
+use super::call::layout_digest;
 use super::state::GroupRetirement;
 use super::{Error, Group};
 use crate::types::{LOCAL_GROUP_BIT, Rank, SETUP_GROUP, Site, WorldSize};
@@ -82,28 +82,20 @@ impl Group {
         self.split(Some(0), 0)?.ok_or(Error::Taken)
     }
 
-    /// Returns the group in which `members` set up their shared memory. They are the members of this group on this host.
-    pub(super) fn with_local_members(&self, members: Arc<[Rank]>) -> Self {
-        self.with_members(self.id | LOCAL_GROUP_BIT, members)
+    /// Returns the group in which the members on this host set up their shared memory.
+    pub(super) fn local_group(&self) -> Self {
+        self.with_members(self.id | LOCAL_GROUP_BIT, self.local_members().collect())
     }
 
     /// Returns the group with this number and these members. This rank must be a member.
     fn with_members(&self, id: u32, members: Arc<[Rank]>) -> Self {
         let own = self.members[self.rank.index()];
         let rank = members.iter().position(|&member| member == own).unwrap_or_default();
-        let machine = |member: Rank| self.machine_numbers.get(member.index()).copied();
-        let count_local = |members: &[Rank]| {
-            members.iter().filter(|&&member| machine(member) == machine(own)).count() as u32
-        };
         Self {
             job: self.job.clone(),
             id,
             rank: Rank::new(rank as u32),
             world: WorldSize::new(members.len() as u32).unwrap_or(WorldSize::ONE),
-            local_rank_and_size: (
-                Rank::new(count_local(&members[..rank])),
-                WorldSize::new(count_local(&members)).unwrap_or(WorldSize::ONE),
-            ),
             members,
             machine_numbers: Arc::clone(&self.machine_numbers),
             timeout: self.timeout,

@@ -1,19 +1,16 @@
 //! The options with which a rank joins its job.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use super::selection::{Algorithms, LocalTransport};
 use super::streams::Streams;
 use crate::observe::recording_options::RecordingOptions;
 use crate::rendezvous::{
-    Checksums, DiscoveredRank, FLIGHT_RECORDER_VARIABLE, LaunchEnvironment, LaunchedRank, PeersFile,
-    PortRange, StartError, TIMELINE_VARIABLE, from_environment, path_from_environment,
-    ports_from_environment, secret_from_environment,
+    Checksums, FLIGHT_RECORDER_VARIABLE, JoinMethod, PortRange, StartError, TIMELINE_VARIABLE,
+    from_environment, path_from_environment, ports_from_environment, secret_from_environment,
 };
 use crate::runtime::driver::Interrupt;
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate};
-use crate::types::Rank;
 use crate::wire::Secret;
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 
@@ -27,48 +24,6 @@ pub const OPERATION_TIMEOUT: Duration = Duration::from_mins(1);
 
 const _: () = assert!(SEGMENT_BYTES <= SEGMENT_BYTES_MAX);
 const _: () = assert!(CONNECT_TIMEOUT.as_millis() < OPERATION_TIMEOUT.as_millis());
-
-/// How the ranks of a job find each other.
-#[derive(Clone, Debug)]
-pub enum JoinMethod {
-    /// The job has one rank.
-    Alone,
-    /// A file contains the address of every rank.
-    Peers {
-        /// The file.
-        file: PeersFile,
-        /// This process's rank.
-        rank: Rank,
-        /// The IP address to listen on, instead of the address in the file. The port is the one in the file.
-        bind: Option<IpAddr>,
-    },
-    /// The rendezvous of a launcher sends the addresses of all ranks.
-    Launched(LaunchedRank),
-    /// Another launcher started the ranks, and rank 0 serves the rendezvous. If `JoinOptions::secret` is [`Secret::none`], the
-    /// ranks use the secret of their user: the file `.ringtrain-secret` in the user's home directory.
-    Discovered(DiscoveredRank),
-}
-
-impl From<LaunchEnvironment> for JoinMethod {
-    fn from(environment: LaunchEnvironment) -> Self {
-        match environment {
-            LaunchEnvironment::Alone => Self::Alone,
-            LaunchEnvironment::Ringrun(launched) => Self::Launched(launched),
-            LaunchEnvironment::Other(discovered) => Self::Discovered(discovered),
-        }
-    }
-}
-
-impl JoinMethod {
-    /// Returns the start timeout that the environment sets.
-    pub(crate) fn start_timeout(&self) -> Option<Duration> {
-        match self {
-            Self::Launched(launched) => launched.start_timeout,
-            Self::Discovered(discovered) => discovered.start_timeout,
-            Self::Alone | Self::Peers { .. } => None,
-        }
-    }
-}
 
 /// The options with which a rank joins its job.
 #[derive(Clone, Debug)]
@@ -140,7 +95,7 @@ impl JoinOptions {
     /// [`StartError`] if the environment has only some of the variables, or if the variables of two launchers contradict each
     /// other.
     pub fn from_environment() -> Result<Self, StartError> {
-        let method = JoinMethod::from(from_environment()?);
+        let method = from_environment()?;
         Ok(Self {
             secret: secret_from_environment()?.unwrap_or_else(Secret::none),
             start_timeout: method.start_timeout().unwrap_or(START_TIMEOUT),

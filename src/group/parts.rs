@@ -1,10 +1,10 @@
-//! The parts of a buffer, one for each rank: their lengths, their digest, and memory for them.
+//! The parts of a buffer, one for each rank: their lengths, and memory for them.
 
-use super::{Buffer, Error, Group};
+use super::{Error, Group};
 use crate::runtime::memory;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
-use crate::types::{COMPRESSED_LAYOUT, Contract, Element, Site};
+use crate::types::{Contract, Element, Site};
 
 /// The error if all parts together exceed the address space.
 pub(super) const TOTAL_TOO_LARGE: Error =
@@ -80,24 +80,4 @@ pub(super) fn zeroed<T: Element>(count: usize) -> Result<Vec<T>, Error> {
     check_total::<T>(count)?;
     let refused = || Error::System { what: "memory", detail: format!("for {count} x {}", T::DTYPE) };
     memory::zeroed(count).ok_or_else(refused)
-}
-
-/// Returns the elements of an output buffer. Returns an error if the buffer does not have `count` elements.
-pub(super) fn output_elements<B: Buffer + ?Sized>(
-    buffer: &mut B,
-    count: usize,
-) -> Result<&mut [B::Element], Error> {
-    let elements = buffer.elements_mut()?;
-    if elements.len() == count {
-        Ok(elements)
-    } else {
-        Err(Error::InvalidCounts("the output has another length than the result"))
-    }
-}
-
-/// Returns a digest of the lengths of uneven parts. The ranks compare their digests to detect that they pass different lengths.
-/// The digest is never 0, which stands for even parts.
-pub(super) fn layout_digest(counts: impl IntoIterator<Item = usize>) -> u32 {
-    let bytes: Vec<u8> = counts.into_iter().flat_map(|count| (count as u64).to_le_bytes()).collect();
-    (crate::wire::crc32c(&bytes) & !COMPRESSED_LAYOUT).max(1)
 }

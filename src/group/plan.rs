@@ -1,42 +1,35 @@
-//! How a collective uses memory on one rank, and how its plan runs.
-
-use std::ops::Range;
+//! The plan of a collective: how the collective uses memory on one rank. The group keeps and runs plans.
 
 use super::call::Call;
-use super::kept_plan::{KeptPlan, MemoryAccess, Places, PlanKey, VerbKey};
+use super::kept_plan::{MemoryAccess, Places, Plan, PlanKey};
 use super::parts::zeroed;
+use super::reducers::Reducer;
 use super::{Error, Group};
+use crate::engine::OperationRequest;
 use crate::runtime::buffer::BufferAccess;
-use crate::types::{Element, Site};
+use crate::types::{Element, Operation, Rank, ReduceOp, Site};
 
-/// A call, and how it uses its memory.
-pub struct Plan {
-    pub(super) call: Call,
-    pub(super) places: Places,
+/// A verb on elements of type `T`: in place if `IN_PLACE` is true, and otherwise on a separate input.
+pub trait Verb<T: Element, const IN_PLACE: bool> {
+    #[doc(hidden)]
+    fn arguments(&self) -> VerbArguments<'_, T>;
 }
 
-/// What a verb does with elements of type `T`: in place if `IN_PLACE` is true, and otherwise on a separate input.
-pub trait Verb<T: Element, const IN_PLACE: bool> {
-    /// Returns the plan for a buffer or an input of `count` elements.
-    #[doc(hidden)]
-    fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error>;
-
-    /// Returns what determines the plan; `None` if the plan depends on something that is not in the key.
-    #[doc(hidden)]
-    #[inline]
-    fn key(&self) -> Option<VerbKey> {
-        None
-    }
-
-    /// Returns whether this rank's input is used.
-    #[doc(hidden)]
-    fn uses_input(&self, _group: &Group) -> bool {
-        true
-    }
-
-    /// Changes the input in the memory of the call before the call begins.
-    #[doc(hidden)]
-    fn prepare(&self, _input: &mut [T]) {}
+/// What a verb says about its collective.
+#[derive(Clone, Copy)]
+pub struct VerbArguments<'a, T> {
+    pub(super) operation: Operation,
+    pub(super) root: Rank,
+    pub(super) is_in_place: bool,
+    /// The number of elements that a broadcast or scatter names; otherwise 0.
+    pub(super) count: usize,
+    /// The lengths of uneven parts.
+    pub(super) counts: Option<&'a [usize]>,
+    /// The lengths of the parts that this rank sends and receives in an uneven all-to-all.
+    pub(super) exchanged_counts: Option<&'a [Vec<usize>; 2]>,
+    pub(super) reducer: Option<&'a dyn Reducer<T>>,
+    /// The built-in reduction, if the reducer does nothing else.
+    pub(super) built_in: Option<ReduceOp>,
 }
 
 /// A verb that works in place on a buffer of elements of type `T`.
@@ -55,109 +48,104 @@ impl<T: Element, V: Verb<T, true>> InPlace<T> for V {}
 pub trait OutOfPlace<T: Element>: Verb<T, false> {}
 impl<T: Element, V: Verb<T, false>> OutOfPlace<T> for V {}
 
-impl Plan {
-    /// Returns the plan of a call that replaces `count` elements of input by the result.
-    pub(super) fn replacing(call: Call, count: usize) -> Self {
-        let (whole, output_count, access) = (0..count, Some(count), MemoryAccess::Written);
-        let places =
-            Places { access, count, input: whole.clone(), result: whole, output_count, start: Some(0) };
-        Self { call, places }
+impl<'a, T: Element> VerbArguments<'a, T> {
+    /// Returns the arguments of a verb in place, with even parts, and with rank 0 as its root.
+    #[inline]
+    pub(super) fn new(operation: Operation) -> Self {
+        Self {
+            operation,
+            root: Rank::ZERO,
+            is_in_place: true,
+            count: 0,
+            counts: None,
+            exchanged_counts: None,
+            reducer: None,
+            built_in: None,
+        }
     }
 
-    /// Returns the plan of a call that only sends `count` elements. Of these elements, `result` is this rank's result.
-    pub(super) fn sending(call: Call, count: usize, result: Range<usize>) -> Self {
-        let mut plan = Self::replacing(call, count).with_places(0..count, result);
-        plan.places.access = MemoryAccess::Sent;
-        plan
+    /// Returns the arguments of a verb that reduces.
+    #[inline]
+    pub(super) fn reducing(operation: Operation, reducer: &'a impl Reducer<T>) -> Self {
+        Self { reducer: Some(reducer), built_in: reducer.built_in(), ..Self::new(operation) }
     }
 
-    /// Sets the places of the input and the result.
-    pub(super) fn with_places(mut self, input: Range<usize>, result: Range<usize>) -> Self {
-        self.places.output_count = Some(result.len());
-        (self.places.input, self.places.result) = (input, result);
-        self
+    /// Returns what identifies the plan for `count` elements; `None` if the plan depends on something that is not in the key.
+    #[inline]
+    pub(super) fn key(&self, count: usize) -> Option<PlanKey> {
+        // Rank 0 of a scan also applies the reduction to its own elements, which no plan contains.
+        let has_key = self.counts.is_none()
+            && self.exchanged_counts.is_none()
+            && self.reducer.is_some() == self.built_in.is_some()
+            && !matches!(self.operation, Operation::Scan | Operation::Exscan);
+        has_key.then_some(PlanKey {
+            operation: self.operation,
+            reduction: self.built_in,
+            root: self.root,
+            named_count: self.count,
+            dtype: T::DTYPE,
+            count,
+            is_in_place: self.is_in_place,
+        })
     }
 
-    /// Sets the index in the buffer at which the memory of the call begins if it works in place.
-    pub(super) fn with_start(mut self, start: Option<usize>) -> Self {
-        self.places.start = start;
-        self
+    /// Changes the input in the memory of the call before the call begins.
+    #[inline]
+    pub(super) fn prepare(&self, input: &mut [T]) {
+        if let (Some(reducer), None) = (self.reducer, self.built_in) {
+            reducer.prepare(input);
+        }
     }
 
-    /// Makes the call ignore this rank's output. The rank has no result.
-    pub(super) fn without_result(mut self) -> Self {
-        (self.places.result, self.places.output_count) = (0..0, None);
-        self
-    }
-}
-
-impl Places {
     /// Returns memory for the call that holds a copy of the input.
-    pub(super) fn fill<T: Element>(
-        &self,
-        input: &[T],
-        prepare: impl FnOnce(&mut [T]),
-    ) -> Result<Vec<T>, Error> {
-        let mut memory = if self.input == (0..self.count) {
+    pub(super) fn fill(&self, places: &Places, input: &[T]) -> Result<Vec<T>, Error> {
+        let mut memory = if places.input == (0..places.count) {
             input.to_vec()
         } else {
-            let mut memory = zeroed(self.count)?;
-            memory[self.input.clone()].copy_from_slice(input);
+            let mut memory = zeroed(places.count)?;
+            memory[places.input.clone()].copy_from_slice(input);
             memory
         };
-        prepare(&mut memory[self.input.clone()]);
-        if let MemoryAccess::InputThenOutput(own_input, own_output) = &self.access {
-            memory.copy_within(own_input.clone(), self.result.start + own_output.start);
+        self.prepare(&mut memory[places.input.clone()]);
+        if let MemoryAccess::InputThenOutput(own_input, own_output) = &places.access {
+            memory.copy_within(own_input.clone(), places.result.start + own_output.start);
         }
         Ok(memory)
     }
 }
 
-/// A planned call of a collective.
-pub(super) enum PlannedCall {
-    /// A call that the group keeps. After the call, pass it to [`Group::keep_plan`].
-    Kept(Box<KeptPlan>),
-    New(Box<Plan>),
-}
-
-impl PlannedCall {
-    #[inline]
-    pub(super) fn places(&self) -> &Places {
-        match self {
-            Self::Kept(kept) => &kept.places,
-            Self::New(plan) => &plan.places,
-        }
-    }
-}
-
 impl Group {
-    /// Returns a planned call of a verb on `count` elements: one that the group has kept, or a new one.
+    /// Returns the plan of a verb on `count` elements: one that the group has kept, or a new one. After the call, pass it to
+    /// [`Group::keep_plan`].
     #[inline]
-    pub(super) fn plan_call<T: Element, const IN_PLACE: bool>(
+    pub(super) fn plan_call<T: Element>(
         &mut self,
-        verb: &impl Verb<T, IN_PLACE>,
+        verb: &VerbArguments<'_, T>,
         count: usize,
         site: Site,
-    ) -> Result<PlannedCall, Error> {
-        let key = verb.key().map(|verb| PlanKey { verb, dtype: T::DTYPE, count, is_in_place: IN_PLACE });
+    ) -> Result<Box<Plan>, Error> {
+        let key = verb.key(count);
         if let Some(kept) = key.and_then(|key| self.kept_plans.take(key)) {
-            return Ok(PlannedCall::Kept(kept));
+            return Ok(kept);
         }
-        let plan = verb.plan(self, count, site)?;
-        let key = key.filter(|_| plan.call.uses_shared_memory() && self.take_back_rounds());
-        Ok(match (key, &mut self.host_rounds) {
-            (Some(key), Some(host_rounds)) => {
-                PlannedCall::Kept(Box::new(plan.call.into_kept(key, plan.places, host_rounds)))
-            }
-            _ => PlannedCall::New(Box::new(plan)),
-        })
+        let mut plan = Box::new(verb.plan(self, count, site)?);
+        if key.is_some()
+            && plan.call.uses_shared_memory
+            && self.take_back_rounds()
+            && let Some(host_rounds) = &mut self.host_rounds
+        {
+            let Call { spec, request, kernels, .. } = &plan.call;
+            plan.short = host_rounds.short_call(spec, request.contract, kernels.clone());
+            plan.key = key;
+        }
+        Ok(plan)
     }
 
     /// Keeps the plan of a call, if it is for shared memory.
     #[inline]
-    pub(super) fn keep_plan(&mut self, planned: PlannedCall) {
-        if let PlannedCall::Kept(kept) = planned {
-            self.kept_plans.keep(kept);
+    pub(super) fn keep_plan(&mut self, plan: Box<Plan>) {
+        if plan.key.is_some() {
+            self.kept_plans.keep(plan);
         }
     }
 
@@ -165,27 +153,28 @@ impl Group {
     #[inline]
     pub(super) fn run_planned<T: Element>(
         &mut self,
-        (planned, site): (&mut PlannedCall, Site),
+        (plan, site): (&mut Plan, Site),
         elements: &mut [T],
     ) -> Result<(), Error> {
-        match planned {
-            PlannedCall::New(plan) => self.run(&mut plan.call, elements),
-            PlannedCall::Kept(kept) => {
-                let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
-                self.run_kept_on_bytes((kept, site), bytes.into())
-            }
+        if plan.key.is_none() {
+            return self.run(&mut plan.call, elements);
         }
+        self.run_planned_on_bytes((plan, site), bytemuck::cast_slice_mut::<T, u8>(elements).into())
     }
 
     /// Runs a planned call on the bytes of its buffer, and waits until it is complete.
     pub(super) fn run_planned_on_bytes(
         &mut self,
-        (planned, site): (&mut PlannedCall, Site),
+        (plan, site): (&mut Plan, Site),
         bytes: BufferAccess<'_>,
     ) -> Result<(), Error> {
-        match planned {
-            PlannedCall::New(plan) => self.run_on_bytes(&mut plan.call, bytes),
-            PlannedCall::Kept(kept) => self.run_kept_on_bytes((kept, site), bytes),
+        let timeout = self.timeout;
+        if let (Some(short), Some(job), Some(host_rounds)) = (&plan.short, &self.job, &mut self.host_rounds) {
+            let Call { spec, request, kernels, .. } = &plan.call;
+            let as_operation = || (OperationRequest { timeout, site, ..*request }, (spec, kernels.clone()));
+            return job.driver.run_short(host_rounds, (short, site), as_operation, bytes);
         }
+        (plan.call.request.timeout, plan.call.request.site) = (timeout, site);
+        self.run_on_bytes(&mut plan.call, bytes)
     }
 }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Group;
-use super::options::{JoinMethod, JoinOptions};
+use super::options::JoinOptions;
 use crate::observe::flight_record::{FlightDirectory, RankIdentity};
 use crate::observe::recorder::Recorder;
 use crate::rendezvous::{StartError, host_name};
-use crate::types::{Rank, WorldSize};
+use crate::types::Rank;
 
 impl Group {
     /// Writes the last operations of this rank to the directory of the flight recorder, and `reason`. Does nothing if the flight
@@ -47,12 +47,7 @@ pub(super) struct RecordingFiles {
 impl RecordingFiles {
     /// Checks that this rank can write what the options say.
     pub(super) fn open(options: &JoinOptions) -> Result<Self, StartError> {
-        let (rank, world) = match &options.method {
-            JoinMethod::Alone => (Rank::ZERO, WorldSize::ONE),
-            JoinMethod::Peers { file, rank, .. } => (*rank, file.world()),
-            JoinMethod::Launched(launched) => (launched.rank, launched.world),
-            JoinMethod::Discovered(discovered) => (discovered.rank, discovered.world),
-        };
+        let (rank, world) = options.method.rank_and_world();
         let failed =
             |what, path: &Path, source| StartError::Recording { what, path: path.to_owned(), source };
         let identity = RankIdentity { rank: rank.get(), ranks: world.get(), host: host_name() };

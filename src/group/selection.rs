@@ -93,10 +93,9 @@ impl FromStr for Algorithms {
 /// Parses an algorithm with its range of sizes, for example `ring:65537-max`. Without a range, the range is all sizes.
 fn parse_range(text: &str) -> Result<AlgorithmRange, String> {
     let (name, bytes) = text.split_once(':').unwrap_or((text, "0-max"));
-    let algorithm = cost::REQUESTABLE_ALGORITHMS.iter().copied().find(|algorithm| algorithm.name() == name);
+    let algorithm = cost::requestable_algorithms().find(|algorithm| algorithm.name() == name);
     let algorithm = algorithm.ok_or_else(|| {
-        let names: Vec<&str> =
-            cost::REQUESTABLE_ALGORITHMS.iter().map(|algorithm| algorithm.name()).collect();
+        let names: Vec<&str> = cost::requestable_algorithms().map(Algorithm::name).collect();
         format!("`{name}` is not one of {}, auto", names.join(", "))
     })?;
     let invalid_range = || format!("`{bytes}` is not a range of bytes like 0-65536 or 65537-max");
@@ -130,9 +129,7 @@ impl fmt::Display for Algorithms {
 /// The data that decide which algorithm an operation uses. All ranks of a job have the same data.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AlgorithmSelection {
-    /// The requested algorithms.
     pub(super) algorithms: Algorithms,
-    /// The measured cost of links.
     pub(super) link_cost: LinkCost,
     /// The transport between ranks of one host.
     pub(super) local_transport: LocalTransport,

@@ -36,9 +36,7 @@ pub(super) struct MemoryReport {
 }
 
 impl MemoryReport {
-    /// The status of a rank that has created its memory.
     pub(super) const HAS_MEMORY: u64 = 1;
-    /// The status of a rank that could not create its memory.
     const HAS_NO_MEMORY: u64 = 2;
 
     /// Returns the report of a rank that has created no memory.
@@ -77,7 +75,6 @@ impl MemoryReport {
     }
 }
 
-/// Why ranks do not share memory.
 pub(super) enum ShareError {
     /// The job has failed.
     Failed(Error),
@@ -86,6 +83,10 @@ pub(super) enum ShareError {
 }
 
 impl ShareError {
+    pub(super) fn impossible(why: impl Into<Box<dyn std::error::Error>>) -> Self {
+        Self::Impossible(why.into().to_string())
+    }
+
     /// Returns why sharing memory is not possible, or the error of the job.
     pub(super) fn reason(self) -> Result<String, Error> {
         match self {
@@ -98,18 +99,6 @@ impl ShareError {
 impl From<Error> for ShareError {
     fn from(error: Error) -> Self {
         Self::Failed(error)
-    }
-}
-
-impl From<io::Error> for ShareError {
-    fn from(error: io::Error) -> Self {
-        Self::Impossible(error.to_string())
-    }
-}
-
-impl From<&str> for ShareError {
-    fn from(why: &str) -> Self {
-        Self::Impossible(why.into())
     }
 }
 
@@ -144,8 +133,7 @@ impl Group {
         let machine = |rank: &Rank| self.machine_numbers.get(rank.index()).copied().unwrap_or_default();
         let machines: Vec<u32> = self.members.iter().map(machine).collect();
         let Some(layout) = HostLayout::new(&machines, self.rank) else { return Ok(()) };
-        let member = |rank: &Rank| self.members[rank.index()];
-        let stage_rounds = match self.new_stage_rounds(layout.local_ranks().iter().map(member).collect()) {
+        let stage_rounds = match self.new_stage_rounds() {
             Ok(stage_rounds) => Ok(stage_rounds),
             Err(error) => Err(error.reason()?),
         };
@@ -154,7 +142,7 @@ impl Group {
         self.all_reduce(&mut have_all, ReduceOp::Min)?;
         let stage_rounds = stage_rounds.map_err(ShareError::Impossible)?;
         if have_all != [1] {
-            return Err("ranks of another host could not share memory".into());
+            return Err(ShareError::impossible("ranks of another host could not share memory"));
         }
         self.hierarchical_data = Some(HierarchicalData { layout, stage_rounds });
         Ok(())
@@ -162,11 +150,11 @@ impl Group {
 
     /// Creates the rounds of the first and of the last stage for the members on this host. Returns no rounds for a rank that is
     /// alone on its host.
-    fn new_stage_rounds(&self, local_members: Arc<[Rank]>) -> Result<Vec<HostRounds>, ShareError> {
-        if local_members.len() == 1 {
+    fn new_stage_rounds(&self) -> Result<Vec<HostRounds>, ShareError> {
+        if self.local_size() == WorldSize::ONE {
             return Ok(Vec::new());
         }
-        let mut local = self.with_local_members(local_members);
+        let mut local = self.local_group();
         Ok(vec![local.new_host_rounds()?, local.new_host_rounds()?])
     }
 
@@ -223,9 +211,9 @@ impl Group {
         // wake each other.
         let set_direct = |contract: &mut Contract| contract.algorithm = Algorithm::Direct;
         let all = self.gather_numbers([u64::from(opened.is_ok())], site, set_direct)?;
-        let (prepared, _file) = opened?;
+        let (prepared, _file) = opened.map_err(ShareError::impossible)?;
         if all.contains(&[0]) {
-            return Err("another rank could not open the memory".into());
+            return Err(ShareError::impossible("another rank could not open the memory"));
         }
         Ok(prepared)
     }

@@ -29,7 +29,6 @@ pub(super) struct SharedJob {
     pub(super) next_group: AtomicU32,
     /// The name of the congestion control; `None` for the host's default.
     pub(super) congestion: Option<String>,
-    /// The number of connections of each link.
     pub(super) streams: u8,
     /// An all-reduce on the ring divides a long buffer into blocks. Each rank's chunk of a block has this many bytes. All ranks
     /// have the same value.
@@ -61,7 +60,6 @@ pub(super) struct Origin {
     pub(super) failure_reporter: Option<FailureReporter>,
 }
 
-/// The data for hierarchical collectives of a group.
 pub(super) struct HierarchicalData {
     pub(super) layout: HostLayout,
     /// The rounds of the first stage and of the last stage, until the first hierarchical collective hands them over to the core.
@@ -90,8 +88,6 @@ pub struct Group {
     pub(super) members: Arc<[Rank]>,
     pub(super) rank: Rank,
     pub(super) world: WorldSize,
-    /// This rank's number among the group's ranks on its host, and the number of these ranks.
-    pub(super) local_rank_and_size: (Rank, WorldSize),
     /// For each rank of the job, the number of the rank's machine. Ranks with the same number are on the same machine.
     pub(super) machine_numbers: Arc<[u32]>,
     /// The maximum time of one operation.
@@ -100,7 +96,6 @@ pub struct Group {
     pub(super) self_job: Arc<OnceLock<Arc<SharedJob>>>,
     /// In a world of one rank: the error that all calls return after [`Group::abort`].
     pub(super) abort_error: Arc<OnceLock<Error>>,
-    /// Whether all members share memory.
     pub(super) shares_memory: bool,
     /// If all members share memory: the rounds of collectives in this memory. A blocking collective uses them without a lock, in
     /// the thread that calls it. `None` while the core has the rounds, because of an asynchronous collective.
@@ -141,7 +136,6 @@ impl Group {
             members: Arc::from([Rank::ZERO]),
             rank: Rank::ZERO,
             world: WorldSize::ONE,
-            local_rank_and_size: (Rank::ZERO, WorldSize::ONE),
             machine_numbers: Arc::from([0]),
             timeout: OPERATION_TIMEOUT,
             self_job: Arc::default(),
@@ -168,12 +162,20 @@ impl Group {
 
     /// Returns this process's number among the group's ranks on its host.
     pub fn local_rank(&self) -> Rank {
-        self.local_rank_and_size.0
+        let position = self.local_members().position(|member| member == self.members[self.rank.index()]);
+        Rank::new(position.unwrap_or_default() as u32)
     }
 
     /// Returns the number of the group's ranks on this host.
     pub fn local_size(&self) -> WorldSize {
-        self.local_rank_and_size.1
+        WorldSize::new(self.local_members().count() as u32).unwrap_or(WorldSize::ONE)
+    }
+
+    /// Returns the members on this rank's host, as ranks of the job.
+    pub(super) fn local_members(&self) -> impl Iterator<Item = Rank> {
+        let machine = |rank: Rank| self.machine_numbers.get(rank.index());
+        let own = machine(self.members[self.rank.index()]);
+        self.members.iter().copied().filter(move |&rank| machine(rank) == own)
     }
 
     /// Returns whether all members share memory. Their collectives then use no links, and compress nothing. All members return

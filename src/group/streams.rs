@@ -42,7 +42,6 @@ impl Streams {
         if self.is_measured() { MEASURED_STREAMS } else { self.count }
     }
 
-    /// Returns whether a measurement chooses the number of connections.
     pub(super) fn is_measured(self) -> bool {
         self == Self::AUTO
     }

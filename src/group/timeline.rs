@@ -111,7 +111,6 @@ impl Group {
         Ok(Some(make_report(path, &all, file.err())))
     }
 
-    /// Receives the timeline of a rank.
     fn receive_timeline(&self, peer: Rank) -> Result<(TimelineSummary, Vec<u8>), Error> {
         let mut summary: TimelineSummary = [0; 4];
         self.receive(&mut summary, peer, CLOCK_TAG)?;

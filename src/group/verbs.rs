@@ -96,22 +96,11 @@ reducing_verbs! {
     /// # Ok::<(), ringtrain::Error>(())
     /// ```
     AllReduce;
-    /// Each rank gets the reduction of the buffers of rank 0 up to and including this rank. [`ReduceOp::Average`] is not
-    /// defined. The call uses a pipelined chain in rank order: n-1 hops, in which each rank except the last sends S bytes.
-    ///
-    /// ```
-    /// use ringtrain::verbs::Scan;
-    /// use ringtrain::{Group, ReduceOp};
-    ///
-    /// let mut group = Group::from_environment()?;
-    /// let samples_so_far = group.call(Scan::new(ReduceOp::Sum)).run_from(&[100u64])?;
-    /// println!("the samples of this rank end at {}", samples_so_far[0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Each rank gets the reduction of the buffers of rank 0 up to and including this rank; see
+    /// [`Group::scan`](super::Group::scan).
     Scan;
     /// Each rank gets the reduction of the buffers of all lower ranks. Rank 0 has no result: it gets an empty vector, and its
-    /// buffer or output does not change. [`ReduceOp::Average`] is not defined. The call uses a pipelined chain in rank order:
-    /// n-1 hops, in which each rank except the last sends 2S bytes.
+    /// buffer or output does not change. [`ReduceOp::Average`] is not defined.
     ///
     /// ```
     /// use ringtrain::verbs::Exscan;
@@ -207,16 +196,6 @@ impl<R> ReduceScatter<R> {
 
 /// Every rank gets the parts of all ranks, in rank order; see [`Group::all_gather`](super::Group::all_gather). Without `counts`,
 /// separate inputs must have the same length on all ranks.
-///
-/// ```
-/// use ringtrain::Group;
-/// use ringtrain::verbs::AllGather;
-///
-/// let mut group = Group::from_environment()?;
-/// let losses = group.call(AllGather::new()).run_from(&[0.5f32])?;
-/// assert_eq!(losses.len(), group.size().as_usize());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default)]
 #[must_use = "pass the verb to `Group::call`"]
 pub struct AllGather {
@@ -236,17 +215,7 @@ impl AllGather {
 }
 
 /// The root gets the parts of all ranks, in rank order. The other ranks have no result. Without `counts`, separate inputs must
-/// have the same length on all ranks. Each rank sends its part to the root.
-///
-/// ```
-/// use ringtrain::verbs::Gather;
-/// use ringtrain::{Group, Rank};
-///
-/// let mut group = Group::from_environment()?;
-/// let predictions = group.call(Gather::to(Rank::ZERO)).run_from(&[0.25f32, 0.75])?;
-/// assert_eq!(predictions.is_empty(), group.rank() != Rank::ZERO);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// have the same length on all ranks.
 #[derive(Clone, Debug)]
 #[must_use = "pass the verb to `Group::call`"]
 pub struct Gather {
@@ -339,8 +308,7 @@ impl Scatter {
     }
 }
 
-/// Every rank sends one part of its input to each rank, and gets one part from each rank, in rank order. The exchange takes n-1
-/// steps, in which each rank sends (n-1)/n S bytes.
+/// Every rank sends one part of its input to each rank, and gets one part from each rank, in rank order.
 ///
 /// ```
 /// use ringtrain::Group;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::environment_error::EnvironmentError;
 use super::exit_report::{EXIT_PIPE_VARIABLE, take_exit_pipe};
 use super::other_launcher::{DiscoveredRank, INDEX_VARIABLE, discover, hydra_proxy};
+use super::peers_file::PeersFile;
 use crate::types::{Rank, WorldSize};
 use crate::wire::{Secret, SecretError};
 
@@ -29,24 +30,44 @@ const LOCAL_PROCESSORS_VARIABLE: &str = "RING_LOCAL_PROCESSORS";
 /// The launchers whose jobs ringtrain cannot join: the environment variable with the number of ranks, and the launcher's name.
 const UNKNOWN_LAUNCHERS: [(&str, &str); 1] = [("HOROVOD_SIZE", "horovodrun")];
 
-/// What the environment says about the job of this process.
+/// How the ranks of a job find each other.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum LaunchEnvironment {
-    /// This process is the only rank of its job.
+pub enum JoinMethod {
+    /// The job has one rank.
     Alone,
-    /// `ringrun` started this process.
-    Ringrun(LaunchedRank),
-    /// Another launcher started this process.
-    Other(DiscoveredRank),
+    /// A file contains the address of every rank.
+    Peers {
+        /// The file.
+        file: PeersFile,
+        /// This process's rank.
+        rank: Rank,
+        /// The IP address to listen on, instead of the address in the file. The port is the one in the file.
+        bind: Option<IpAddr>,
+    },
+    /// `ringrun` started this process. The rendezvous of the launcher sends the addresses of all ranks.
+    Launched(LaunchedRank),
+    /// Another launcher started this process, and rank 0 serves the rendezvous. If `JoinOptions::secret` is [`Secret::none`], the
+    /// ranks use the secret of their user: the file `.ringtrain-secret` in the user's home directory.
+    Discovered(DiscoveredRank),
 }
 
-impl LaunchEnvironment {
-    /// Returns the rank of this process; `None` if it is the only rank of its job.
-    pub fn rank(&self) -> Option<Rank> {
+impl JoinMethod {
+    /// Returns the rank of this process, and the number of ranks.
+    pub fn rank_and_world(&self) -> (Rank, WorldSize) {
         match self {
-            Self::Alone => None,
-            Self::Ringrun(launched) => Some(launched.rank),
-            Self::Other(discovered) => Some(discovered.rank),
+            Self::Alone => (Rank::ZERO, WorldSize::ONE),
+            Self::Peers { file, rank, .. } => (*rank, file.world()),
+            Self::Launched(launched) => (launched.rank, launched.world),
+            Self::Discovered(discovered) => (discovered.rank, discovered.world),
+        }
+    }
+
+    /// Returns the start timeout that the environment sets.
+    pub(crate) fn start_timeout(&self) -> Option<Duration> {
+        match self {
+            Self::Launched(launched) => launched.start_timeout,
+            Self::Discovered(discovered) => discovered.start_timeout,
+            Self::Alone | Self::Peers { .. } => None,
         }
     }
 }
@@ -71,20 +92,21 @@ pub struct LaunchedRank {
     pub local_processors: Option<u32>,
 }
 
-/// Reads the variables of `ringrun` or, without `ringrun`, those of the launcher that started this process. Also takes over the
+/// Reads the variables of `ringrun` or, without `ringrun`, those of the launcher that started this process. Without a launcher,
+/// returns [`JoinMethod::Alone`]. Also takes over the
 /// pipe to `ringrun` that this process has inherited, so that the programs that this process executes do not inherit it.
 ///
 /// # Errors
 ///
 /// [`EnvironmentError`] if variables are missing, invalid or contradict each other, or if a launcher that ringtrain does not
 /// know started several ranks: without this error, each of these ranks would train alone.
-pub fn from_environment() -> Result<LaunchEnvironment, EnvironmentError> {
+pub fn from_environment() -> Result<JoinMethod, EnvironmentError> {
     let get = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    let environment = parse_environment(&get, &hydra_proxy)?;
-    if let LaunchEnvironment::Ringrun(_) = environment {
+    let method = parse_environment(&get, &hydra_proxy)?;
+    if let JoinMethod::Launched(_) = method {
         take_exit_pipe(get(EXIT_PIPE_VARIABLE).as_deref());
     }
-    Ok(environment)
+    Ok(method)
 }
 
 /// Reads the job's secret from the environment. Returns `None` if the variable is not set.
@@ -105,9 +127,9 @@ pub fn path_from_environment(name: &str) -> Option<PathBuf> {
 fn parse_environment(
     get: &dyn Fn(&str) -> Option<String>,
     hydra_proxy: &dyn Fn() -> Option<String>,
-) -> Result<LaunchEnvironment, EnvironmentError> {
+) -> Result<JoinMethod, EnvironmentError> {
     if let Some(rendezvous) = get(RENDEZVOUS_VARIABLE) {
-        return parse_ringrun(&rendezvous, get).map(LaunchEnvironment::Ringrun);
+        return parse_ringrun(&rendezvous, get).map(JoinMethod::Launched);
     }
     // In an indexed Job of Kubernetes, RING_WORLD_SIZE has the number of pods.
     let is_indexed_job = get(INDEX_VARIABLE).is_some();
@@ -120,13 +142,13 @@ fn parse_environment(
     let get_set = |name: &str| get(name).filter(|value| !value.is_empty());
     if let Some(discovered) = discover(&get_set, hydra_proxy)? {
         let start_timeout = parse_start_timeout(get)?;
-        return Ok(LaunchEnvironment::Other(DiscoveredRank { start_timeout, ..discovered }));
+        return Ok(JoinMethod::Discovered(DiscoveredRank { start_timeout, ..discovered }));
     }
     let unknown = UNKNOWN_LAUNCHERS.iter().find_map(|&(variable, launcher)| {
         let ranks = get(variable)?.parse::<u32>().ok().filter(|&ranks| ranks > 1)?;
         Some(EnvironmentError::UnknownLauncher { variable, launcher, ranks })
     });
-    unknown.map_or(Ok(LaunchEnvironment::Alone), Err)
+    unknown.map_or(Ok(JoinMethod::Alone), Err)
 }
 
 /// Reads the variables of `ringrun`; `rendezvous` is the value of [`RENDEZVOUS_VARIABLE`].
@@ -201,11 +223,11 @@ mod tests {
     /// unset the variable.
     type VariableChanges<'a> = &'a [(&'a str, Option<&'a str>)];
 
-    fn parse(get: &dyn Fn(&str) -> Option<String>) -> Result<LaunchEnvironment, EnvironmentError> {
+    fn parse(get: &dyn Fn(&str) -> Option<String>) -> Result<JoinMethod, EnvironmentError> {
         parse_environment(get, &|| None)
     }
 
-    fn parse_with_changes(changes: VariableChanges<'_>) -> Result<LaunchEnvironment, EnvironmentError> {
+    fn parse_with_changes(changes: VariableChanges<'_>) -> Result<JoinMethod, EnvironmentError> {
         parse(&|name| {
             let changed = changes.iter().find(|(changed, _)| *changed == name);
             let value = changed.map_or_else(
@@ -220,7 +242,7 @@ mod tests {
     #[test]
     fn the_variables_of_ringrun_are_read() {
         let environment = parse_with_changes(&[("WORLD_SIZE", Some("7")), ("PMI_RANK", Some("1"))]);
-        let Ok(LaunchEnvironment::Ringrun(launched)) = environment else { panic!("{environment:?}") };
+        let Ok(JoinMethod::Launched(launched)) = environment else { panic!("{environment:?}") };
         assert_eq!((launched.rank.get(), launched.world.get(), launched.job_id[15]), (2, 4, 15));
     }
 
@@ -249,6 +271,6 @@ mod tests {
         let horovod = |size: &str| parse(&|name| (name == "HOROVOD_SIZE").then(|| size.to_owned()));
         let error = horovod("4").unwrap_err().to_string();
         assert!(error.starts_with("horovodrun") && error.contains("`ringrun -n 4`"), "{error}");
-        assert_eq!(horovod("1"), Ok(LaunchEnvironment::Alone));
+        assert_eq!(horovod("1"), Ok(JoinMethod::Alone));
     }
 }

@@ -27,8 +27,8 @@ mod user_secret;
 
 pub use client::register;
 pub use environment::{
-    FLIGHT_RECORDER_VARIABLE, JOB_ID_VARIABLE, LaunchEnvironment, LaunchedRank, SECRET_VARIABLE,
-    TIMELINE_VARIABLE, from_environment, path_from_environment, secret_from_environment,
+    FLIGHT_RECORDER_VARIABLE, JOB_ID_VARIABLE, JoinMethod, LaunchedRank, SECRET_VARIABLE, TIMELINE_VARIABLE,
+    from_environment, path_from_environment, secret_from_environment,
 };
 pub use environment_error::EnvironmentError;
 pub use error::StartError;

@@ -29,8 +29,7 @@ pub enum CollectiveSpec {
     Scatter { partition: Partition, root: Rank },
     /// Each rank sends a part to each other rank. The buffer contains the elements to send and then the elements to
     /// receive: part r of `send` goes to rank r, and part r of `receive` comes from rank r. The caller copies the part
-    /// that the rank sends to itself. If `is_even` is true, all parts have the same length, so every rank knows the
-    /// lengths of all parts.
+    /// that the rank sends to itself. If `is_even` is true, all parts have the same length.
     AllToAll { send: Partition, receive: Partition, is_even: bool },
     /// Rank r gets the reduction of the buffers of ranks 0 to r.
     Scan { count: usize },
@@ -40,7 +39,6 @@ pub enum CollectiveSpec {
 }
 
 impl CollectiveSpec {
-    /// Returns the kind of the collective.
     pub fn operation(&self) -> Operation {
         match self {
             Self::Barrier => Operation::Barrier,
@@ -99,31 +97,16 @@ impl CollectiveSpec {
         }
     }
 
-    /// Returns whether every rank knows the lengths of all parts.
     pub fn has_known_part_lengths(&self) -> bool {
         !matches!(self, Self::AllToAll { is_even: false, .. })
     }
 
-    /// Returns whether each partition has one part for each rank.
-    fn has_parts_for(&self, world: WorldSize) -> bool {
-        let fits = |parts: &Partition| parts.len() == world.as_usize();
-        match self {
-            Self::ReduceScatter(parts)
-            | Self::AllGather(parts)
-            | Self::Gather { partition: parts, .. }
-            | Self::Scatter { partition: parts, .. } => fits(parts),
-            Self::AllToAll { send, receive, .. } => fits(send) && fits(receive),
-            _ => true,
-        }
-    }
-
-    /// Returns the schedule of `rank`: the steps in which this rank exchanges messages with its peers. `block` is the
-    /// number of elements in a block of the ring all-reduce, or in a message of the double tree. `in_rank_order` must
-    /// be true if the reduction does not commute.
+    /// Returns the schedule of `rank`: the steps in which this rank exchanges messages with its peers. A partition must have one
+    /// part for each rank. `block` is the number of elements in a block of the ring all-reduce, or in a message of the double
+    /// tree. `in_rank_order` must be true if the reduction does not commute.
     ///
     /// For an all-reduce with [`Algorithm::OneShot`] or [`Algorithm::Doubling`], the schedule gathers the buffers of all
-    /// ranks in a [`GatherWorkspace`]. Panics if the arguments do not fit together: a partition does not have `world` parts, or
-    /// `block` is 0.
+    /// ranks in a [`GatherWorkspace`]. Panics if `block` is 0.
     pub fn schedule(
         &self,
         algorithm: Algorithm,
@@ -131,52 +114,56 @@ impl CollectiveSpec {
         block: usize,
         in_rank_order: bool,
     ) -> Schedule {
-        assert!(self.has_parts_for(world), "a partition must have one part for each rank");
-        let is_direct = algorithm == Algorithm::Direct;
-        let is_tree = algorithm == Algorithm::Tree;
-        let is_double = algorithm == Algorithm::DoubleTree;
         let gather = |first, schedule| {
             let workspace = GatherWorkspace { world, rank, first, count: self.count() };
             Schedule { workspace: Some(workspace), ..schedule }
         };
-        match self {
-            Self::Barrier => doubling::barrier(world, rank),
-            Self::AllReduce { count } if in_rank_order => chain::ordered_all_reduce(world, rank, *count),
-            Self::AllReduce { count } => match algorithm {
-                Algorithm::OneShot => {
-                    let slots = Partition::of_equal_parts(*count, world);
-                    gather(Rank::ZERO, direct_exchange::all_gather(world, rank, &slots))
-                }
-                Algorithm::Doubling => gather(rank, doubling::all_gather(world, rank, *count)),
-                Algorithm::Direct => direct_exchange::all_reduce(world, rank, *count),
-                Algorithm::Butterfly => doubling::all_reduce(world, rank, *count),
-                Algorithm::DoubleTree => double_tree::all_reduce(world, rank, *count, block),
-                _ => ring::all_reduce(world, rank, *count, block),
-            },
-            Self::Reduce { count, root } if in_rank_order => {
+        match (self, algorithm) {
+            (Self::Barrier, _) => doubling::barrier(world, rank),
+            (Self::AllReduce { count }, _) if in_rank_order => chain::ordered_all_reduce(world, rank, *count),
+            (Self::AllReduce { count }, Algorithm::OneShot) => {
+                let slots = Partition::of_equal_parts(*count, world);
+                gather(Rank::ZERO, direct_exchange::all_gather(world, rank, &slots))
+            }
+            (Self::AllReduce { count }, Algorithm::Doubling) => {
+                gather(rank, doubling::all_gather(world, rank, *count))
+            }
+            (Self::AllReduce { count }, Algorithm::Direct) => {
+                direct_exchange::all_reduce(world, rank, *count)
+            }
+            (Self::AllReduce { count }, Algorithm::Butterfly) => doubling::all_reduce(world, rank, *count),
+            (Self::AllReduce { count }, Algorithm::DoubleTree) => {
+                double_tree::all_reduce(world, rank, *count, block)
+            }
+            (Self::AllReduce { count }, _) => ring::all_reduce(world, rank, *count, block),
+            (Self::Reduce { count, root }, _) if in_rank_order => {
                 chain::ordered_reduce(world, rank, *root, *count)
             }
-            Self::Reduce { count, root } if is_tree => tree::reduce_tree(world, rank, *root, *count),
-            Self::Reduce { count, root } if is_double => {
+            (Self::Reduce { count, root }, Algorithm::Tree) => tree::reduce_tree(world, rank, *root, *count),
+            (Self::Reduce { count, root }, Algorithm::DoubleTree) => {
                 double_tree::reduce(world, rank, *root, *count, block)
             }
-            Self::Reduce { count, root } => chain::reduce(world, rank, *root, *count),
-            Self::ReduceScatter(partition) if is_direct => {
-                direct_exchange::reduce_scatter(world, rank, partition)
+            (Self::Reduce { count, root }, _) => chain::reduce(world, rank, *root, *count),
+            (Self::ReduceScatter(parts), Algorithm::Direct) => {
+                direct_exchange::reduce_scatter(world, rank, parts)
             }
-            Self::ReduceScatter(partition) => ring::reduce_scatter(world, rank, partition),
-            Self::AllGather(partition) if is_direct => direct_exchange::all_gather(world, rank, partition),
-            Self::AllGather(partition) => ring::all_gather(world, rank, partition),
-            Self::Broadcast { count, root } if is_tree => tree::broadcast_tree(world, rank, *root, *count),
-            Self::Broadcast { count, root } if is_double => {
+            (Self::ReduceScatter(parts), _) => ring::reduce_scatter(world, rank, parts),
+            (Self::AllGather(parts), Algorithm::Direct) => direct_exchange::all_gather(world, rank, parts),
+            (Self::AllGather(parts), _) => ring::all_gather(world, rank, parts),
+            (Self::Broadcast { count, root }, Algorithm::Tree) => {
+                tree::broadcast_tree(world, rank, *root, *count)
+            }
+            (Self::Broadcast { count, root }, Algorithm::DoubleTree) => {
                 double_tree::broadcast(world, rank, *root, *count, block)
             }
-            Self::Broadcast { count, root } => ring::broadcast(world, rank, *root, *count),
-            Self::Gather { partition, root } => direct_exchange::gather(world, rank, *root, partition),
-            Self::Scatter { partition, root } => direct_exchange::scatter(world, rank, *root, partition),
-            Self::AllToAll { send, receive, .. } => direct_exchange::all_to_all(world, rank, send, receive),
-            Self::Scan { count } => chain::scan(world, rank, *count),
-            Self::Exscan { count } => chain::exscan(world, rank, *count),
+            (Self::Broadcast { count, root }, _) => ring::broadcast(world, rank, *root, *count),
+            (Self::Gather { partition, root }, _) => direct_exchange::gather(world, rank, *root, partition),
+            (Self::Scatter { partition, root }, _) => direct_exchange::scatter(world, rank, *root, partition),
+            (Self::AllToAll { send, receive, .. }, _) => {
+                direct_exchange::all_to_all(world, rank, send, receive)
+            }
+            (Self::Scan { count }, _) => chain::scan(world, rank, *count),
+            (Self::Exscan { count }, _) => chain::exscan(world, rank, *count),
         }
     }
 }

@@ -8,21 +8,8 @@
 use super::double_tree;
 use crate::types::{Algorithm, Operation, WorldSize};
 
-/// The algorithms that the user can request.
-pub const REQUESTABLE_ALGORITHMS: [Algorithm; 8] = [
-    Algorithm::OneShot,
-    Algorithm::Butterfly,
-    Algorithm::Direct,
-    Algorithm::Doubling,
-    Algorithm::DoubleTree,
-    Algorithm::Hierarchy,
-    Algorithm::Ring,
-    Algorithm::Tree,
-];
-
-/// The largest buffer, in bytes, that a broadcast or reduce sends along a tree. A larger buffer is sent along a
-/// chain. A chain has n-1 hops, but each link transfers each byte only once, and no rank stores data that arrives
-/// early.
+/// The largest buffer, in bytes, that a broadcast or reduce sends along a tree. A larger buffer is sent along a chain, in which
+/// each link transfers each byte only once, and no rank stores data that arrive early.
 const TREE_BYTES_MAX: u64 = 64 << 10;
 /// The largest size in bytes of a rank's part of a buffer in the direct algorithm. Before a rank can reduce, it may
 /// have to store a part from each peer.
@@ -36,9 +23,8 @@ const WORKSPACE_NS_PER_BYTE: f64 = 0.1;
 const BUTTERFLY_BYTES_MAX: u64 = 256 << 10;
 /// The size of the smallest world in which no two ranks are neighbours in both trees of a double tree.
 const DOUBLE_TREE_WORLD_SIZE_MIN: u32 = 4;
-/// The largest overhead of a message in a double tree, as a fraction of the latency. A rank of a double tree sends
-/// many successive messages to a few peers. The measured overhead can be larger, because the measurement sends to all
-/// peers at once, and these messages delay each other.
+/// The largest overhead of a message in a double tree, as a fraction of the latency. The measured overhead can be larger,
+/// because the measurement sends to all peers at once, and these messages delay each other.
 const OVERHEAD_PER_LATENCY_MAX: f64 = 0.25;
 /// The size of the largest world in which the automatic choice of an algorithm may open links between all ranks.
 const ALL_LINKS_WORLD_SIZE_MAX: u32 = 32;
@@ -60,6 +46,13 @@ impl Default for LinkCost {
     fn default() -> Self {
         Self { latency_ns: 25_000.0, overhead_ns: 5_000.0, ns_per_byte: 0.8 }
     }
+}
+
+/// Returns the algorithms that the user can request: all except the dissemination barrier and the chain.
+pub fn requestable_algorithms() -> impl Iterator<Item = Algorithm> {
+    let is_requestable =
+        |algorithm: &Algorithm| !matches!(algorithm, Algorithm::Dissemination | Algorithm::Chain);
+    Algorithm::ALL.iter().copied().filter(is_requestable)
 }
 
 /// Returns the algorithms that an operation can use over links. The last algorithm in the list is for the longest
@@ -100,10 +93,9 @@ pub fn can_run(algorithm: Algorithm, world: WorldSize, bytes: u64) -> bool {
     }
 }
 
-/// Returns the cheapest algorithm between hosts for one slice of `bytes` bytes, with the cost of
-/// [`LinkCost::default`]. Does not use measured costs, because the ranks measure mostly links within hosts, and
-/// because the result must not depend on measurements. For an all-reduce, does not choose `OneShot` or `Doubling`,
-/// because these algorithms need memory for the slices of all ranks.
+/// Returns the cheapest algorithm between hosts for one slice of `bytes` bytes, with the cost of [`LinkCost::default`], because
+/// the ranks measure mostly links within hosts. For an all-reduce, does not choose `OneShot` or `Doubling`, because these
+/// algorithms need memory for the slices of all ranks.
 pub fn cheapest_between_hosts(operation: Operation, hosts: WorldSize, bytes: u64) -> Algorithm {
     let network = LinkCost::default();
     match operation {
@@ -118,7 +110,6 @@ pub fn cheapest_between_hosts(operation: Operation, hosts: WorldSize, bytes: u64
 }
 
 impl LinkCost {
-    /// Returns the cheapest algorithm for `operation` on a buffer of `bytes` bytes.
     pub fn cheapest(&self, operation: Operation, world: WorldSize, bytes: u64) -> Algorithm {
         self.cheapest_of(possible_algorithms(operation), operation, world, bytes)
     }

@@ -1,20 +1,9 @@
-//! Two binary trees over all ranks. Each tree transfers one half of the buffer, block by block. The comments of
-//! `schedule/mod.rs` define n, S, B and s.
+//! Two binary trees over all ranks. Each tree transfers one half of the buffer, block by block. The inner ranks of one tree
+//! are leaves of the other tree, so each rank sends and receives at the full bandwidth of its link. `docs/double-tree.md`
+//! describes the trees.
 //!
-//! The inner ranks of one tree are leaves of the other tree. In a single tree, a leaf only sends in a reduction, and
-//! only receives in a broadcast. With two trees, each rank sends and receives at the full bandwidth of its link, and a
-//! message needs no more hops than in a single tree. The method is from Sanders, Speck and Träff, "Two-tree algorithms
-//! for full bandwidth broadcast, reduction and scan", Parallel Computing 35 (2009). NCCL has used a double tree since
-//! version 2.4.
-//!
-//! The double tree works for any number of ranks. At most one rank is a leaf of both trees. With four or more ranks,
-//! no two ranks are neighbours in both trees, so messages of one tree never wait on a link for messages of the other
-//! tree. (If the second tree were a mirrored or shifted copy of the first tree, the two trees could share an edge.)
-//!
-//! A rank reduces the contributions of its two children in a fixed order, so the same data give the same bits. For each
-//! segment, the receive from the second child waits for the receive from the first child. No other receive waits. The
-//! parent can store a limited number of bytes that arrive early from the second child. Beyond this limit, the second
-//! child sends a block only after the parent has asked for this block.
+//! A rank reduces the contributions of its two children in a fixed order: for each segment, the receive from the second child
+//! waits for the receive from the first child. No other receive waits.
 
 use std::ops::Range;
 
@@ -27,20 +16,15 @@ const BLOCKS_MAX: u64 = 512;
 /// The size of the smallest block. In smaller blocks the fixed cost of a message dominates.
 const BLOCK_BYTES_MIN: u64 = 4 << 10;
 
-/// Returns the size of a block in bytes, for a buffer of `bytes` bytes.
-///
-/// A longer block takes more time at each hop, but the buffer needs fewer messages. The total time of hops and
-/// messages is shortest if the size of a block grows with the square root of the size of the buffer. For example, a
-/// buffer of 1 MiB has blocks of 32 KiB, and each tree transfers 16 of these blocks.
+/// Returns the size of a block in bytes, for a buffer of `bytes` bytes. The total time of hops and messages is shortest if the
+/// size of a block grows with the square root of the size of the buffer.
 pub fn block_bytes(bytes: u64) -> u64 {
     (32 * bytes.isqrt()).max(BLOCK_BYTES_MIN).max((bytes / 2).div_ceil(BLOCKS_MAX))
 }
 
-/// Creates an all-reduce: each half is reduced up its tree and broadcast down the same tree, in 2 floor(log2 n) hops.
-/// Each rank sends at most 2S bytes.
-///
-/// The root of each tree computes the result of one half of the buffer, and all ranks except this root copy the result.
-/// The result therefore has the same bits on all ranks.
+/// Creates an all-reduce: each half is reduced up its tree and broadcast down the same tree, in 2 floor(log2 n) hops. Each
+/// rank sends at most 2S bytes. All ranks copy the result of a half from the top of its tree, so it has the same bits on all
+/// ranks.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     let neighbours = Tree::BOTH_TREES.map(|tree| TreeNeighbours::new(tree, world, rank));
@@ -50,20 +34,15 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     let reduced = [0, 1]
         .map(|tree| neighbours[tree].push_reduce_to_parent(&mut schedule, half_of_tree(count, tree), block));
     for (tree, reduced) in reduced.into_iter().enumerate() {
-        neighbours[tree].push_broadcast_to_children(
-            &mut schedule,
-            half_of_tree(count, tree),
-            block,
-            &reduced,
-        );
+        let half = half_of_tree(count, tree);
+        neighbours[tree].push_broadcast_to_children(&mut schedule, half, block, &reduced);
     }
     schedule
 }
 
-/// Reduces to `root`. Both trees contain all ranks except `root`, and the top rank of each tree sends its half to
-/// `root`. There are floor(log2(n-1)) + 1 hops. Each rank except the root sends S bytes.
-///
-/// After the operation, the buffers of all ranks except `root` contain partial results.
+/// Reduces to `root`. Both trees contain all ranks except `root`, and the top rank of each tree sends its half to `root`.
+/// There are floor(log2(n-1)) + 1 hops. Each rank except the root sends S bytes. The buffers of all ranks except `root` then
+/// contain partial results.
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {
@@ -91,7 +70,6 @@ fn half_of_tree(count: usize, tree: usize) -> Range<usize> {
     if tree == 0 { 0..middle } else { middle..count }
 }
 
-/// A rank's neighbours in one tree.
 struct TreeNeighbours {
     /// `None` for the top of the tree.
     parent: Option<Rank>,
@@ -149,9 +127,8 @@ impl TreeNeighbours {
         last_steps
     }
 
-    /// For each block, adds the steps that receive the block from the parent and send the block to the children,
-    /// first to the child with the larger subtree. `reduced` is the result of `push_reduce_to_parent`: a rank without
-    /// a parent sends a block after the step that `reduced` contains for this block.
+    /// For each block, adds the steps that receive the block from the parent and send it to the children, first to the child
+    /// with the larger subtree. `reduced` is the result of `push_reduce_to_parent`: a rank without a parent sends after it.
     fn push_broadcast_to_children(
         &self,
         schedule: &mut Schedule,
@@ -174,17 +151,14 @@ impl TreeNeighbours {
 
 /// One of the two trees.
 ///
-/// A place is the position of a rank in the tree, from 0 to n-1. A tree has floor(n/2) inner nodes, and all other nodes
-/// are leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. One of the
-/// inner nodes beside this gap has no inner node as its child on the side of the gap: this inner node is the parent of
-/// the leaf. If n is even, the last inner node has one child. All other inner nodes have two children. No path to the
-/// top has more than floor(log2 n) hops.
+/// A place is the position of a rank in the tree, from 0 to n-1. The floor(n/2) inner nodes form a balanced search tree, and
+/// leaf i is in the gap before inner node i. One of the inner nodes beside this gap has no inner node as its child on the side
+/// of the gap: this inner node is the parent of the leaf.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
     /// The tree in which leaves and inner nodes alternate, starting with a leaf at place 0.
     First,
-    /// The tree whose inner nodes are leaves of the first tree. The inner nodes of the first tree are leaves of the
-    /// second tree, in the same order but rotated: inner node 0 of the first tree is the last leaf of the second
+    /// The tree whose inner nodes are leaves of the first tree. Inner node 0 of the first tree is the last leaf of the second
     /// tree, inner node 1 is leaf 0, inner node 2 is leaf 1, and so on.
     Second,
 }
@@ -223,7 +197,6 @@ impl Tree {
         (parent, Vec::new())
     }
 
-    /// Returns the node at `place`, in a tree with `places` places.
     fn node_at_place(self, places: usize, place: usize) -> Node {
         let (inner, half) = (places / 2, place / 2);
         match self {
@@ -237,7 +210,6 @@ impl Tree {
         }
     }
 
-    /// Returns the place of `node`, in a tree with `places` places.
     fn place_of_node(self, places: usize, node: Node) -> usize {
         match (self, node) {
             (Self::First, Node::Inner(index)) => 2 * index + 1,
@@ -251,9 +223,8 @@ impl Tree {
     }
 }
 
-/// Returns the top node of a subtree. The subtree consists of a range of inner nodes and the leaves in the gaps beside
-/// these nodes. For an empty range, returns the leaf in the gap at which the range begins, or `None` if this gap has
-/// no leaf.
+/// Returns the top node of the subtree of a range of inner nodes. For an empty range, returns the leaf in the gap at which the
+/// range begins, or `None` if this gap has no leaf.
 fn top_of_subtree(places: usize, inner: &Range<usize>) -> Option<Node> {
     if !inner.is_empty() {
         return Some(Node::Inner(middle_node(inner)));

@@ -1,17 +1,13 @@
 //! Schedules of ceil(log2 n) steps. In the step of distance d = 1, 2, 4, .. a rank exchanges a message with the ranks at this
-//! distance. Each step waits for the receive of the previous step, and a rank must store data that arrives early. So these
-//! schedules are only for short messages. The comments of `schedule/mod.rs` define n and S.
+//! distance. Each step waits for the receive of the previous step, and a rank must store data that arrive early.
 
 use std::ops::Range;
 
 use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Synchronises n ranks in ceil(log2 n) rounds. In round k, counted from 0, rank r sends an empty message to rank r +
-/// 2^k and waits for the message of rank r - 2^k (modulo n). A rank sends a message only after it has received the
-/// message of the previous round. After the last round, each rank has therefore heard from all ranks, directly or
-/// through other ranks, and knows that all ranks have entered the barrier. This is the dissemination barrier of Hensgen,
-/// Finkel and Manber, "Two algorithms for barrier synchronization", International Journal of Parallel Programming 17 (1988).
+/// Creates a dissemination barrier: in the step of distance d, rank r sends an empty message to rank r + d and waits for the
+/// message of rank r - d (modulo n). After the last step, each rank has heard from all ranks, directly or through other ranks.
 pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
     let mut schedule = Schedule::default();
     for distance in distances(world) {
@@ -21,15 +17,12 @@ pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
     schedule
 }
 
-/// Creates an all-gather of `count` elements from each rank in ceil(log2 n) steps, for any n. Each rank sends
-/// (n-1) * `count` elements. Panics if the number of elements in all slots overflows a `usize`.
+/// Creates an all-gather of `count` elements from each rank, for any n. Each rank sends (n-1) * `count` elements. Panics if
+/// the number of elements in all slots overflows a `usize`.
 ///
-/// The buffer has a slot of `count` elements for each rank. Slot i of rank r is for the data of rank r + i (modulo
-/// n), so slot 0 contains the rank's own data. Before the step of distance d = 1, 2, 4, .., the first d slots are
-/// filled. In the step of distance d, rank r sends slots 0 to d-1 to rank r - d, and receives slots d to 2d-1 from
-/// rank r + d. The last step may transfer fewer slots. This is the algorithm of Bruck, Ho, Kipnis, Upfal and
-/// Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE
-/// Transactions on Parallel and Distributed Systems 8 (1997).
+/// The buffer has a slot of `count` elements for each rank. Slot i of rank r is for the data of rank r + i (modulo n), so slot
+/// 0 contains the rank's own data. In the step of distance d, rank r sends slots 0 to d-1 to rank r - d, and receives slots d
+/// to 2d-1 from rank r + d. The last step may transfer fewer slots.
 pub fn all_gather(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let n = world.as_usize();
     assert!(count.checked_mul(n).is_some(), "the length of the buffer must fit a usize");
@@ -44,17 +37,12 @@ pub fn all_gather(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     schedule
 }
 
-/// Creates a butterfly: an all-reduce in log2 n steps, for worlds whose size is a power of two. Each rank sends S log2 n bytes.
-/// Panics if the world's size is not a power of two.
+/// Creates a butterfly: an all-reduce in log2 n steps. Each rank sends S log2 n bytes. Panics if the world's size is not a
+/// power of two.
 ///
-/// In the step of distance d = 1, 2, 4, .. rank r exchanges its whole buffer with rank r XOR d. After this step, both
-/// ranks have the reduction of the contributions of 2d ranks. The algorithm is recursive doubling, as in Thakur,
-/// Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", International Journal of
-/// High Performance Computing Applications 19 (2005). The two ranks of a pair reduce the same two values in opposite
-/// orders. Every built-in reduction gives the same bits in both orders, so the result has the same bits on all ranks.
-///
-/// A step sends the whole buffer and receives into the whole buffer, so a rank must also store arriving data until it has
-/// sent its own buffer.
+/// In the step of distance d, rank r exchanges its whole buffer with rank r XOR d. The two ranks reduce the same two values in
+/// opposite orders. Every built-in reduction gives the same bits in both orders, so the result has the same bits on all ranks.
+/// A rank must also store arriving data until it has sent its own buffer.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     assert!(world.get().is_power_of_two(), "the size of the world must be a power of two");
     let mut schedule = Schedule::default();

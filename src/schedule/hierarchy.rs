@@ -1,17 +1,12 @@
 //! Hierarchical collectives, for groups on several hosts, if at least one host has several ranks. The ranks of a host
-//! communicate in shared memory. Together, the ranks of a host send no more bytes over the network than one rank would
-//! send if each host had only one rank.
+//! communicate in shared memory.
 //!
-//! The buffer is divided into slices, as many as the largest host has ranks. On each host, each slice has one
-//! *carrier*: the rank that exchanges the slice with other hosts. On a host with fewer ranks than slices, some ranks
-//! carry several adjacent slices. An all-reduce has three stages:
+//! The buffer is divided into slices, as many as the largest host has ranks. On each host, each slice has one *carrier*: the
+//! rank that exchanges the slice with other hosts. An all-reduce has three stages: on each host, each carrier reduces its
+//! slices over the ranks of the host; the carriers of a slice on all hosts reduce the slice; and each carrier shares its
+//! results with the ranks of the host. `docs/hierarchy.md` describes the other collectives.
 //!
-//! 1. On each host, each carrier reduces its slices over the ranks of the host.
-//! 2. The carriers of a slice on all hosts reduce the slice over the hosts.
-//! 3. On each host, each carrier shares its results with the ranks of the host.
-//!
-//! Between hosts, each slice is a separate instance of an ordinary algorithm in which each host has the role of a
-//! rank. The number of hosts need not be a power of two.
+//! Between hosts, each slice is a separate instance of an ordinary algorithm in which each host has the role of a rank.
 
 use std::ops::Range;
 
@@ -35,7 +30,6 @@ pub struct Block {
     pub stages: Vec<CollectiveStage>,
 }
 
-/// A part of a collective.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CollectiveStage {
     /// A collective of the ranks of this host, in the shared memory with this number. Its ranks are numbered within the host.
@@ -91,7 +85,6 @@ impl HostLayout {
         Self { chunk_bytes, ..self }
     }
 
-    /// Returns the ranks of this rank's host.
     pub fn local_ranks(&self) -> &[Rank] {
         &self.hosts[self.host]
     }
@@ -100,7 +93,6 @@ impl HostLayout {
         world_size(self.hosts.len())
     }
 
-    /// Returns the number of slices of a buffer.
     pub fn slice_count(&self) -> WorldSize {
         world_size(self.hosts.iter().map(Vec::len).max().unwrap_or(1))
     }
@@ -130,8 +122,8 @@ impl HostLayout {
     }
 
     /// Returns the stages of this rank for the operation `spec`: the first stage on the host, the stage between hosts, and the
-    /// last stage on the host. A rank that is alone on its host has only the stage between hosts. `algorithm` is the algorithm
-    /// between hosts. If it divides a slice into blocks, each block has `block` elements.
+    /// last stage on the host. `algorithm` is the algorithm between hosts. If it divides a slice into blocks, each block has
+    /// `block` elements.
     pub fn stages(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Vec<CollectiveStage> {
         let local_root = |root: Rank| self.hosts[self.host].iter().position(|&rank| rank == root);
         let (count, root) = (spec.count(), spec.root());
@@ -160,15 +152,20 @@ impl HostLayout {
             CollectiveSpec::Barrier => Schedule::default(),
             _ => self.schedule_between_hosts(spec, algorithm, block),
         };
-        let between_hosts = CollectiveStage::OverLinks(between_hosts);
+        self.with_stages_on_host(first_on_host, CollectiveStage::OverLinks(between_hosts), last_on_host)
+    }
+
+    /// Returns the stages of this rank. A rank that is alone on its host has only the stage between hosts.
+    fn with_stages_on_host(
+        &self,
+        first: CollectiveSpec,
+        between_hosts: CollectiveStage,
+        last: CollectiveSpec,
+    ) -> Vec<CollectiveStage> {
         if self.local_ranks().len() == 1 {
             return vec![between_hosts];
         }
-        vec![
-            CollectiveStage::OnHost(0, first_on_host),
-            between_hosts,
-            CollectiveStage::OnHost(1, last_on_host),
-        ]
+        vec![CollectiveStage::OnHost(0, first), between_hosts, CollectiveStage::OnHost(1, last)]
     }
 
     /// Returns the blocks of this rank for an all-reduce in which the carriers encode what they send to other hosts. The peers
@@ -189,13 +186,11 @@ impl HostLayout {
                 let partition = Partition::even(range.len(), self.host_count());
                 exchange.add_slice(&partition, (&carriers, self.host), range.start, encoded_words);
             }
-            let mut stages = vec![CollectiveStage::Encoded(Box::new(exchange))];
-            if self.local_ranks().len() > 1 {
-                let parts = self.carried_parts(elements.len());
-                stages.insert(0, CollectiveStage::OnHost(0, CollectiveSpec::ReduceScatter(parts.clone())));
-                stages.push(CollectiveStage::OnHost(1, CollectiveSpec::AllGather(parts)));
-            }
-            Block { elements, stages }
+            let parts = self.carried_parts(elements.len());
+            let (first, last) =
+                (CollectiveSpec::ReduceScatter(parts.clone()), CollectiveSpec::AllGather(parts));
+            let exchange = CollectiveStage::Encoded(Box::new(exchange));
+            Block { elements, stages: self.with_stages_on_host(first, exchange, last) }
         };
         blocks(0..count, self.block_elements(count, size_of::<f32>())).map(block).collect()
     }
@@ -239,7 +234,6 @@ impl HostLayout {
         (local * slices).div_ceil(ranks)..((local + 1) * slices).div_ceil(ranks)
     }
 
-    /// Returns the carrier of a slice on a host.
     fn carrier_of_slice(&self, host: usize, slice: usize) -> Rank {
         self.hosts[host][slice * self.hosts[host].len() / self.slice_count().as_usize()]
     }

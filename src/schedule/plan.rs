@@ -1,13 +1,7 @@
-//! Makes the programs of collectives in shared memory.
+//! Makes the programs of collectives in shared memory; `docs/shared-memory.md` lists their rounds.
 //!
-//! Contributions are reduced in rank order; the lower rank is the left operand. The result depends only on the
-//! contributions, and not on the index of an element, the size of the slots, or the algorithm. A custom reduction
-//! function need not commute.
-//!
-//! If all ranks can access the buffers of all ranks, an all-reduce of any length has two rounds. In the first round
-//! each rank posts the address of its buffer. When all ranks have posted, each rank reduces its own chunk of all
-//! buffers and writes the result into all buffers. In the second round each rank signals that it is done. A rank
-//! leaves the operation when all ranks have signalled.
+//! Contributions are reduced in rank order; the lower rank is the left operand. The result depends only on the contributions,
+//! and not on the index of an element, the size of the slots, or the algorithm. A custom reduction function need not commute.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +14,6 @@ use crate::types::{Rank, RankSet, WorldSize};
 /// The ranks that share memory, as one of them sees them. The comments call this rank "this rank".
 #[derive(Clone, Copy, Debug)]
 pub struct SharedSlots {
-    /// The number of ranks that share memory.
     pub world: WorldSize,
     pub rank: Rank,
     /// The number of elements in a slot.
@@ -51,7 +44,6 @@ pub fn plan(spec: &CollectiveSpec, slots: SharedSlots, is_one_shot: bool) -> Pro
 
 /// The collectives in which each round does the same with one block.
 impl SharedSlots {
-    /// Returns the length of the longest part.
     fn longest(self, parts: &Partition) -> usize {
         self.world.ranks().map(|rank| parts.range(rank).len()).max().unwrap_or_default()
     }

@@ -1,11 +1,10 @@
 //! Programs of ranks that share memory. A program lists what one rank does in one operation, as a sequence of rounds. Every
-//! rank has a slot in the shared memory. In each round, every rank *posts* data: the rank copies the data into its slot and
-//! signals that the data are there. Then the rank *takes* or *folds* data from the slots of ranks that have posted: it copies
-//! the data into its own buffer, or reduces the data in rank order. If the data do not fit into a slot, each round handles one
-//! block of the data.
+//! rank has a slot in the shared memory. In each round, every rank *posts* data: it copies the data into its slot and signals
+//! that the data are there. Then it *takes* or *folds* data from the slots of ranks that have posted: it copies the data into
+//! its own buffer, or reduces the data in rank order. If the data do not fit into a slot, each round handles one block of the
+//! data.
 //!
-//! A program does not change while it runs, so a group makes a program once and runs it in many operations. An [`Execution`] is
-//! the progress of one operation.
+//! A group makes a program once and runs it in many operations. An [`Execution`] is the progress of one operation.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +14,6 @@ use crate::types::{Rank, RankSet};
 /// What one rank does in one operation. The programs of all ranks have the same number of rounds, which is at least one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Program {
-    /// The phases, one after another.
     pub phases: Box<[Phase]>,
     /// The program that the ranks run instead if all ranks post the addresses of their buffers in the first round, and not
     /// elements; `None` if the ranks must not post addresses. Its first round has the same sources.
@@ -27,7 +25,6 @@ pub struct Program {
 pub struct Phase {
     /// The rounds of one repetition, one after another.
     pub rounds: Box<[Round]>,
-    /// The number of repetitions.
     pub times: usize,
 }
 
@@ -39,7 +36,6 @@ pub struct Round {
     pub writes: Box<[SlotWrite]>,
     /// The other ranks that must have posted the round before this rank does its work.
     pub sources: RankSet,
-    /// What the rank does when the sources have posted.
     pub work: RoundWork,
 }
 
@@ -151,7 +147,6 @@ impl Round {
 }
 
 impl Execution {
-    /// Begins a program.
     pub fn new(program: Arc<Program>) -> Self {
         Self { program, position: (0, 0, 0), is_posted: false }
     }
@@ -173,7 +168,6 @@ impl Execution {
         self.is_posted.then(|| self.round().0.sources)
     }
 
-    /// Records that this rank has posted the current round.
     pub fn handle_posted(&mut self) {
         self.is_posted = true;
     }

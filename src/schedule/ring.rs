@@ -1,9 +1,5 @@
-//! Schedules in which each rank sends to the next rank on the ring and receives from the previous rank. The comments
-//! of `schedule/mod.rs` define n, S, B and s.
-//!
-//! The method is from Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-//! JPDC 69 (2009). An all-reduce has 2(n-1) steps, and each rank sends 2(n-1)/n S bytes. No all-reduce sends fewer
-//! bytes in total.
+//! Schedules in which each rank sends to the next rank on the ring and receives from the previous rank. An all-reduce has
+//! 2(n-1) steps, and each rank sends 2(n-1)/n S bytes. No all-reduce sends fewer bytes in total.
 
 use std::ops::Range;
 
@@ -11,29 +7,22 @@ use super::partition::{Partition, blocks};
 use super::{Action, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
-/// Creates a reduce-scatter in n-1 steps: each rank gets its part of the reduction. Each rank sends all parts except
-/// its own. If all parts have the same length, each rank sends (n-1)/n S bytes.
-///
-/// In step k, counted from 0, rank r sends part r - k - 1 and receives part r - k - 2 (modulo n). Rank r reduces its
-/// own contribution into the part that it receives. Each part travels once around the ring, from its owner's
-/// successor to its owner. If the parts have different lengths, every step takes as long as the transfer of the
-/// longest part in this step.
+/// Creates a reduce-scatter in n-1 steps: each rank gets its part of the reduction. Each rank sends all parts except its own.
+/// In step k, counted from 0, rank r sends part r - k - 1 and receives part r - k - 2 (modulo n), into which it reduces its
+/// own contribution.
 pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     RingPosition { world, rank, partition, start: 0 }.add_reduce_scatter(Schedule::default())
 }
 
-/// Creates an all-gather in n-1 steps: every rank gets the parts of all ranks. Each rank sends all parts except the
-/// part of the next rank. If all parts have the same length, each rank sends (n-1)/n S bytes.
+/// Creates an all-gather in n-1 steps: every rank gets the parts of all ranks. Each rank sends all parts except the part of
+/// the next rank.
 pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     RingPosition { world, rank, partition, start: 0 }.add_all_gather(Schedule::default())
 }
 
-/// Creates an all-reduce that divides the buffer into blocks of at most `block` elements. For each block, a rank runs
-/// a reduce-scatter and then an all-gather, in 2(n-1) steps. For all blocks together, each rank sends 2(n-1)/n S bytes.
-///
-/// Each rank owns one chunk of a block. The owner computes the chunk's result, and all ranks except the owner copy the
-/// result, so the result has the same bits on all ranks. A rank handles one block after another, so that the data of a
-/// block are still in the processor's cache when the all-gather of the block begins.
+/// Creates an all-reduce that divides the buffer into blocks of at most `block` elements. For each block, a rank runs a
+/// reduce-scatter and then an all-gather, while the data of the block are still in the processor's cache. All ranks copy the
+/// result of a chunk from its owner, so it has the same bits on all ranks.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for range in blocks(0..count, block) {
@@ -44,8 +33,7 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     schedule
 }
 
-/// Broadcasts along the ring from `root` in n-1 hops. Each rank except the root's predecessor sends S bytes. Each
-/// rank forwards a segment as soon as the segment arrives, so the operation takes S/B + (n-2)s/B seconds.
+/// Broadcasts along the ring from `root` in n-1 hops. Each rank except the root's predecessor sends S bytes.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let previous = (rank != root).then(|| world.rank_before(rank, 1));
     let next = Some(world.rank_after(rank, 1)).filter(|&next| next != root);
@@ -61,7 +49,6 @@ struct RingPosition<'a> {
 }
 
 impl RingPosition<'_> {
-    /// Adds the steps of a reduce-scatter of the block.
     fn add_reduce_scatter(&self, mut schedule: Schedule) -> Schedule {
         let hops = self.world.get() - 1;
         for hop in 0..hops {

@@ -18,9 +18,7 @@ pub struct Schedule {
 /// the last step, it reduces the slots of all ranks in rank order, and the result replaces its buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GatherWorkspace {
-    /// The number of ranks.
     pub world: WorldSize,
-    /// This rank.
     pub rank: Rank,
     /// The rank whose slot is the first. The slots are in rank order, and the slot of rank 0 follows that of the last rank.
     pub first: Rank,
@@ -35,14 +33,12 @@ pub struct Step {
     pub send: Option<StepTransfer>,
     /// What the step receives; `None` if the step only sends.
     pub receive: Option<StepTransfer>,
-    /// What this rank does with the arriving elements.
     pub action: Action,
 }
 
 /// Elements to send to a peer, or to receive from a peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StepTransfer {
-    /// The rank at the other end.
     pub peer: Rank,
     /// The elements of this rank's buffer. The peer's range has the same length but may start at another index, so an offset
     /// in a message is relative to the start of the range. An empty range still sends a message, so that the receiver can
@@ -74,12 +70,10 @@ pub enum Action {
 }
 
 impl Step {
-    /// Returns a step that only sends.
     pub(crate) fn send(peer: Rank, range: Range<usize>, awaited_step: Option<StepDependency>) -> Self {
         Self { send: Some(StepTransfer { peer, range, awaited_step }), receive: None, action: Action::Copy }
     }
 
-    /// Returns a step that only receives.
     pub(crate) fn receive(
         peer: Rank,
         range: Range<usize>,
@@ -109,14 +103,12 @@ impl Step {
 }
 
 impl GatherWorkspace {
-    /// Returns the elements of a rank's slot.
     pub fn slot(&self, rank: Rank) -> Range<usize> {
         let n = self.world.as_usize();
         let slot = (rank.index() + n - self.first.index()) % n;
         slot * self.count..(slot + 1) * self.count
     }
 
-    /// Returns the number of elements of all slots.
     pub fn elements(&self) -> usize {
         self.world.as_usize() * self.count
     }

@@ -24,13 +24,10 @@ pub enum Medium<'a> {
 /// A group, as one of its ranks sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Topology<'a> {
-    /// The number of ranks.
     pub world: WorldSize,
-    /// This rank.
     pub rank: Rank,
     /// The ranks of the job that are the ranks of the group.
     pub members: &'a [Rank],
-    /// What connects the ranks.
     pub medium: Medium<'a>,
     /// The bytes of each rank's chunk of a block in an all-reduce on the ring. In an exchange of encoded elements, the most bytes
     /// before encoding.
@@ -39,8 +36,7 @@ pub struct Topology<'a> {
 
 impl Topology<'_> {
     /// Returns the plan of this rank for a collective with elements of `element_bytes` bytes. `in_rank_order` must be true if
-    /// the reduction does not commute. Panics if the arguments do not fit together, for instance because a partition does not
-    /// have one part for each rank.
+    /// the reduction does not commute. A partition must have one part for each rank.
     pub fn plan(
         &self,
         spec: &CollectiveSpec,

@@ -1,21 +1,15 @@
-//! Binomial trees, for short messages. The cost of a short message depends mainly on the number of rounds. The
-//! comments of `schedule/mod.rs` define n, S, B and s.
-//!
-//! The trees are those of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-//! MPICH" (2005). Let d = rank - root (modulo n). The parent of d is d without its lowest set bit. The children of d are
-//! `d+1`, `d+2`, `d+4` and so on: one child d + p for each power of two p below the lowest set bit of d, if d + p is less
-//! than n. The root, 0, has the children 1, 2, 4 and so on. For example, 12 has the parent 8 and the children 13 and 14.
+//! Binomial trees, for short messages. Let d = rank - root (modulo n). The parent of d is d without its lowest set bit. The
+//! children of d are d + p for each power of two p below the lowest set bit of d, if d + p is less than n. For example, 12 has
+//! the parent 8 and the children 13 and 14.
 
 use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Reduces to `root` in ceil(log2 n) rounds. Each rank except the root sends S bytes. The root receives ceil(log2 n) S
-/// bytes.
+/// Reduces to `root` in ceil(log2 n) rounds. Each rank except the root sends S bytes. The root receives ceil(log2 n) S bytes.
+/// The buffers of all ranks except the root then contain partial results.
 ///
-/// The contributions of the children are reduced in a fixed order, the smallest subtree first, so the result does not
-/// depend on the order of arrival. Each receive waits for the receive of the previous step, so a rank must store data
-/// that arrives early. The algorithm is therefore only for short messages. After the operation, the root's buffer
-/// contains the result, and the buffers of all ranks except the root contain partial results.
+/// The contributions of the children are reduced in a fixed order, the smallest subtree first. Each receive waits for the
+/// receive of the previous step, so a rank must store data that arrive early.
 pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let position = TreePosition::new(world, rank, root);
     let mut schedule = Schedule::default();
@@ -32,10 +26,8 @@ pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sc
     schedule
 }
 
-/// Broadcasts from `root` in ceil(log2 n) rounds. The root sends ceil(log2 n) S bytes. A leaf of the tree sends no
-/// data.
-///
-/// A rank sends first to the child with the largest subtree, because that subtree has the longest path.
+/// Broadcasts from `root` in ceil(log2 n) rounds. The root sends ceil(log2 n) S bytes. A rank sends first to the child with
+/// the largest subtree, because that subtree has the longest path.
 pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let position = TreePosition::new(world, rank, root);
     let mut schedule = Schedule::default();
@@ -48,7 +40,6 @@ pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
     schedule
 }
 
-/// The position of one rank in the tree.
 struct TreePosition {
     world: WorldSize,
     root: Rank,
@@ -61,7 +52,6 @@ impl TreePosition {
         Self { world, root, distance: world.rank_before(rank, root.get()).get() }
     }
 
-    /// Returns the parent, or `None` for the root.
     fn parent(&self) -> Option<Rank> {
         let rest = self.distance & self.distance.wrapping_sub(1);
         (self.distance != 0).then(|| self.world.rank_after(self.root, rest))

@@ -1,7 +1,7 @@
-//! The two-step exchange of encoded elements. Each rank owns one chunk of the elements. In the first step, every rank sends its
-//! encoded contribution to each chunk to the owner of the chunk. The owner decodes and reduces the contributions, and encodes the
-//! result once. In the second step, it sends the encoded result to all ranks. So each contribution and each result is encoded
-//! once, and the error does not grow with the number of ranks.
+//! The two-step exchange of encoded elements. Each rank owns one chunk of the elements. In the first step, every rank sends
+//! its encoded contribution to each chunk to the owner of the chunk. The owner decodes and reduces the contributions, and
+//! encodes the result once. In the second step, it sends the encoded result to all ranks. So each contribution and each result
+//! is encoded once, and the error does not grow with the number of ranks.
 //!
 //! Each rank sends 2(n-1)/n E bytes in 2(n-1) messages, where E is the length of the encoded buffer.
 //!
@@ -41,7 +41,6 @@ pub struct ExchangedSlice {
 pub struct ExchangedChunk {
     /// The participant that owns the chunk.
     pub owner: Rank,
-    /// The elements of the chunk.
     pub elements: Range<usize>,
     /// The words of the workspace that first hold this rank's encoded contribution, and then the encoded result.
     pub words: Range<usize>,
@@ -109,84 +108,5 @@ impl ExchangedSlice {
             let (sent, received) = ranges(to, from);
             Step::send(to.owner, sent, None).and(Step::receive(from.owner, received, Action::Copy, None))
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What rank `own` exchanges if each chunk of c elements has c + 1 words.
-    fn exchange(count: usize, ranks: u32, own: usize) -> TwoStepExchange {
-        let world = WorldSize::new(ranks).unwrap();
-        let mut exchange =
-            TwoStepExchange { second: Some(Schedule::default()), ..TwoStepExchange::default() };
-        let participants: Vec<Rank> = world.ranks().collect();
-        let partition = Partition::even(count, world);
-        exchange.add_slice(&partition, (&participants, own), 100, &|count| count + 1);
-        exchange
-    }
-
-    /// Executes both steps of all ranks on workspaces of words that name their sender, chunk and place.
-    #[test]
-    fn owners_get_all_contributions_and_all_ranks_get_all_results() {
-        for (ranks, count) in [(1, 7), (2, 7), (3, 2), (4, 103), (5, 0), (8, 64)] {
-            let exchanges: Vec<TwoStepExchange> =
-                (0..ranks as usize).map(|own| exchange(count, ranks, own)).collect();
-            let mut workspaces: Vec<Vec<u64>> =
-                exchanges.iter().map(|exchange| vec![0; exchange.workspace_words]).collect();
-            let word = |sender: usize, chunk: usize, place: usize| {
-                1 + (sender as u64) + 100 * (chunk as u64) + 10_000 * place as u64
-            };
-            let fill = |workspace: &mut [u64], sender: usize, (index, chunk): (usize, &ExchangedChunk)| {
-                for (place, target) in workspace[chunk.words.clone()].iter_mut().enumerate() {
-                    *target = word(sender, index, place);
-                }
-            };
-            for (sender, workspace) in workspaces.iter_mut().enumerate() {
-                for chunk in exchanges[sender].slices[0].chunks.iter().enumerate() {
-                    fill(workspace, sender, chunk);
-                }
-            }
-            run(&mut workspaces, |rank| &exchanges[rank].first);
-            for (own, exchange) in exchanges.iter().enumerate() {
-                for (sender, chunk) in exchange.slices[0].chunks.iter().enumerate() {
-                    for (place, found) in workspaces[own][chunk.received.clone()].iter().enumerate() {
-                        assert_eq!(*found, word(sender, own, place));
-                    }
-                }
-                fill(&mut workspaces[own], 50, (own, &exchange.slices[0].chunks[own]));
-            }
-            run(&mut workspaces, |rank| exchanges[rank].second.as_ref().unwrap());
-            for (own, exchange) in exchanges.iter().enumerate() {
-                let mut next = 100;
-                for (index, chunk) in exchange.slices[0].chunks.iter().enumerate() {
-                    assert_eq!(chunk.elements.start, next);
-                    next = chunk.elements.end;
-                    for (place, found) in workspaces[own][chunk.words.clone()].iter().enumerate() {
-                        assert_eq!(*found, word(50, index, place));
-                    }
-                }
-                assert_eq!(next, 100 + count);
-            }
-        }
-    }
-
-    /// Executes one step of all ranks: delivers the messages of each pair of ranks in order.
-    fn run<'a>(workspaces: &mut [Vec<u64>], schedule: impl Fn(usize) -> &'a Schedule) {
-        let before = workspaces.to_vec();
-        for receiver in 0..workspaces.len() {
-            for sender in (0..workspaces.len()).filter(|&sender| sender != receiver) {
-                let sent = schedule(sender).steps.iter().filter_map(|step| step.send.as_ref());
-                let sent = sent.filter(|send| send.peer.index() == receiver).map(|send| send.range.clone());
-                let received = schedule(receiver).steps.iter().filter_map(|step| step.receive.as_ref());
-                let received: Vec<_> = received.filter(|receive| receive.peer.index() == sender).collect();
-                let sent: Vec<_> = sent.collect();
-                assert_eq!(sent.len(), received.len());
-                for (from, to) in sent.into_iter().zip(received) {
-                    workspaces[receiver][to.range.clone()].copy_from_slice(&before[sender][from]);
-                }
-            }
-        }
     }
 }

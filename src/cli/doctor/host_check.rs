@@ -13,8 +13,8 @@ use super::facts::HostFacts;
 use super::link_check::{LinkMeasurement, Token, answer_connections, measure_link};
 use crate::group::{Checksums, SEGMENT_BYTES, START_TIMEOUT};
 use crate::rendezvous::{
-    LaunchEnvironment, LaunchedRank, Member, Registration, Roster, SECRET_VARIABLE, SharedSettings,
-    StartError, from_environment, machine_id, ports_from_environment, register, secret_from_environment,
+    JoinMethod, LaunchedRank, Member, Registration, Roster, SECRET_VARIABLE, SharedSettings, StartError,
+    from_environment, machine_id, ports_from_environment, register, secret_from_environment,
 };
 use crate::transport::handshake::Identity;
 use crate::types::{Rank, WorldSize};
@@ -40,7 +40,7 @@ pub(super) struct HostReport {
 /// If this process was not started by ringrun, or could not reach the other hosts through the rendezvous.
 pub(super) fn check_host(names: &[String]) -> Result<HostReport, StartError> {
     let launched = match from_environment().map_err(StartError::Environment)? {
-        LaunchEnvironment::Ringrun(launched) if launched.world != WorldSize::ONE => launched,
+        JoinMethod::Launched(launched) if launched.world != WorldSize::ONE => launched,
         _ => {
             let facts = HostFacts::collect(IpAddr::from([127, 0, 0, 1]), names);
             return Ok(HostReport { rank: 0, facts, links: vec![None] });
