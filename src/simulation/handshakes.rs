@@ -19,9 +19,10 @@ use crate::simulation::sockets::{
     Cut, EndId, SharedSocketNetwork, SimulatedSocket, SocketNetwork, open_connection,
 };
 use crate::transport::handshake::{DialError, DialProgress, Identity};
-use crate::transport::incoming::{HANDSHAKE_TIMEOUT, IncomingConnections};
+use crate::transport::incoming::{HANDSHAKE_TIMEOUT, IncomingConnections, PENDING_HANDSHAKES_MAX};
 use crate::wire::handshake::{
-    ConnectionPurpose, Dialer, Handshake as _, HandshakeError, Introduction, Job, Refusal, StreamId,
+    ConnectionPurpose, Dialer, Handshake as _, HandshakeError, Introduction, Job, NONCE_BYTES, Refusal,
+    StreamId,
 };
 use crate::wire::{Secret, VERSION};
 
@@ -397,4 +398,39 @@ pub(crate) fn check_handshakes(seed: u64) {
 #[test]
 fn members_are_accepted_and_all_other_processes_are_refused() {
     crate::simulation::seeds(10_000).for_each(check_handshakes);
+}
+
+/// Strangers that send nothing fill the list of connections in their handshake. They replace only each other, and not a rank that
+/// has sent its hello before them, nor a rank that connects after them. All connect from one host.
+#[test]
+fn silent_connections_replace_only_each_other() {
+    let network = SocketNetwork::new(StdRng::seed_from_u64(1));
+    let mut incoming = IncomingConnections::new(identity());
+    let address = SocketAddr::from(([10, 0, 0, 1], 4000));
+    let (mut dialing, early) = open_connection(&network, None);
+    let mut dialer = identity().dialer(DialerKind::Member.introduction(Rank::new(1)), [1; NONCE_BYTES]);
+    let early_token = Token(early.id);
+    while network.borrow().next_event().is_some() {
+        let next = network.borrow().next_event().expect("the loop has checked it");
+        network.borrow_mut().now = next;
+        network.borrow_mut().take_events();
+        let _ = dialer.advance(&mut dialing);
+    }
+    let now = network.borrow().now;
+    let mut add = |stream: SimulatedSocket| {
+        let token = Token(stream.id);
+        incoming.add(now, token, stream, address, [2; NONCE_BYTES]);
+        [early_token, token].map(|token| incoming.is_pending(token))
+    };
+    assert_eq!(add(early), [true, true]);
+    let strangers: Vec<_> =
+        (0..2 * PENDING_HANDSHAKES_MAX).map(|_| open_connection(&network, None)).collect();
+    let (dialers, streams): (Vec<_>, Vec<_>) = strangers.into_iter().unzip();
+    let tokens: Vec<Token> = streams.iter().map(|stream| Token(stream.id)).collect();
+    for stream in streams {
+        assert_eq!(add(stream), [true, true]);
+    }
+    let kept: Vec<Token> = tokens.iter().copied().filter(|&token| incoming.is_pending(token)).collect();
+    assert_eq!(kept, tokens[tokens.len() + 1 - PENDING_HANDSHAKES_MAX..], "the oldest ones were replaced");
+    drop(dialers);
 }
