@@ -37,8 +37,8 @@ pub struct Segment {
     file: Option<OwnedFd>,
 }
 
-// SAFETY: only this value owns the mapping, and any thread may read and write the memory. The types that use a segment decide which
-// thread or process may access which bytes, and when.
+// SAFETY: only this value owns the mapping, and any thread may read and write the memory. The types that use a segment
+// decide which thread or process may access which bytes, and when.
 unsafe impl Send for Segment {}
 // SAFETY: as for `Send`. No method with `&self` changes the value.
 unsafe impl Sync for Segment {}

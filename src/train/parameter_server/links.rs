@@ -104,8 +104,8 @@ pub(crate) struct Links {
     pub(crate) servers: Vec<PeerLink>,
 }
 
-/// Connects servers and clients. All ranks of `group` must call this function with the same arguments. `are_encoded` says whether the
-/// workers send encoded gradients.
+/// Connects servers and clients. All ranks of `group` must call this function with the same arguments. `are_encoded` says
+/// whether the workers send encoded gradients.
 pub(crate) fn connect_clients_to_servers(
     group: &mut Group,
     layout: &ShardLayout,

@@ -205,8 +205,8 @@ impl FirstServer<'_, '_> {
         }
     }
 
-    /// Returns how many gradients this server will have applied in this run when the next checkpoint after `version` steps is due.
-    /// Returns `u64::MAX` if no checkpoint is due after a number of steps.
+    /// Returns how many gradients this server will have applied in this run when the next checkpoint after `version` steps is
+    /// due. Returns `u64::MAX` if no checkpoint is due after a number of steps.
     fn updates_until_save(&self, version: u64) -> u64 {
         let Some(every) = self.context.config.checkpoint.as_ref().and_then(|settings| settings.steps) else {
             return u64::MAX;

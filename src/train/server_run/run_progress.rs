@@ -29,7 +29,8 @@ pub(super) struct TrainingProgress {
     pub(super) failure: Option<RunFailure>,
 }
 
-/// A step of the run: in a synchronous run, the update with the gradients of all workers. Otherwise, the update with one gradient.
+/// A step of the run. In a synchronous run, it is the update with the gradients of all workers. Otherwise, it is the update with
+/// one gradient.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct FinishedStep {
     pub(super) time: Instant,
@@ -38,8 +39,9 @@ pub(super) struct FinishedStep {
 }
 
 impl TrainingProgress {
-    /// Returns the step of a batch that is done. The workers of an asynchronous run complete the batches in another order, so
-    /// it may be the step of a batch nearby. If the coordinator does not remember the step, returns the first one that it remembers.
+    /// Returns the step of a batch that is done. The workers of an asynchronous run complete the batches in another order, so it
+    /// may be the step of a batch nearby. If the coordinator does not remember the step, returns the first one that it
+    /// remembers.
     pub(super) fn step_of_batch(&self, batch: u64) -> Option<FinishedStep> {
         let steps_since = self.batches.saturating_sub(batch) as usize;
         self.steps.get(self.steps.len().saturating_sub(steps_since)).copied()

@@ -104,8 +104,8 @@ pub(super) fn run_worker(
     Ok(totals)
 }
 
-/// Returns the number of the batch that the first server has assigned to this worker with the note `reply`, or later if no batch was
-/// free. Returns `None` if the run has ended.
+/// Returns the number of the batch that the first server has assigned to this worker with the note `reply`, or later if no
+/// batch was free. Returns `None` if the run has ended.
 fn wait_for_batch(
     context: &RunContext<'_>,
     client: &mut ServerClient,

@@ -3,7 +3,7 @@ use std::thread;
 use super::*;
 
 /// Longer than any test takes. A test that waits so long fails, because the main thread was not woken.
-const NEVER: Duration = Duration::from_secs(60);
+const NEVER: Duration = Duration::from_mins(1);
 const NOTHING: AwaitedProgress = AwaitedProgress { batches: u64::MAX, updates: u64::MAX };
 
 /// Returns the coordinator of a run of 100 batches with two workers, which are the clients 0 and 1.
