@@ -3,11 +3,14 @@
 
 use std::ops::Range;
 
-use super::plan::InPlace;
+use super::call::Call;
+use super::kept_plan::{Plan, PlanKey};
 use super::verb_plans::Barrier;
 use super::verbs::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, Scan};
 use super::{Buffer, Error, Group, Handle, OwnedBuffer};
-use crate::types::{Element, Rank, ReduceOp, Site};
+use crate::engine::OperationRequest;
+use crate::runtime::buffer::BufferAccess;
+use crate::types::{Element, Operation, Rank, ReduceOp, Site};
 
 impl Group {
     /// Replaces every rank's buffer by the reduction of all ranks' buffers. All ranks get the same bits.
@@ -23,10 +26,10 @@ impl Group {
     /// peer is lost or the deadline passes.
     #[track_caller]
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
-        let verb = AllReduce::new(op);
-        match self.run_kept(&verb, buffer.elements_mut()?, Site::here()) {
+        let verb = (Operation::AllReduce, Some(op), Rank::ZERO);
+        match self.run_kept(verb, buffer.elements_mut()?, Site::here()) {
             Some(result) => result,
-            None => self.call(verb).run(buffer).map(drop),
+            None => self.call(AllReduce::new(op)).run(buffer).map(drop),
         }
     }
 
@@ -87,10 +90,10 @@ impl Group {
     /// The same errors as [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn broadcast<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
-        let verb = Broadcast::from(root);
-        match self.run_kept(&verb, buffer.elements_mut()?, Site::here()) {
+        let verb = (Operation::Broadcast, None, root);
+        match self.run_kept(verb, buffer.elements_mut()?, Site::here()) {
             Some(result) => result,
-            None => self.call(verb).run(buffer).map(drop),
+            None => self.call(Broadcast::from(root)).run(buffer).map(drop),
         }
     }
 
@@ -128,16 +131,33 @@ impl Group {
     #[inline]
     fn run_kept<T: Element>(
         &mut self,
-        verb: &impl InPlace<T>,
+        (operation, reduction, root): (Operation, Option<ReduceOp>, Rank),
         elements: &mut [T],
         site: Site,
     ) -> Option<Result<(), Error>> {
-        let key = verb.arguments().key(elements.len())?;
+        let (dtype, count, is_in_place) = (T::DTYPE, elements.len(), true);
+        let key = PlanKey { operation, reduction, root, named_count: 0, dtype, count, is_in_place };
         let mut kept = self.kept_plans.take(key)?;
         let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
         let result = self.run_planned_on_bytes((&mut kept, site), bytes.into());
         self.kept_plans.keep(kept);
         Some(result)
+    }
+
+    /// Runs a planned call on the bytes of its buffer, and waits until it is complete.
+    pub(super) fn run_planned_on_bytes(
+        &mut self,
+        (plan, site): (&mut Plan, Site),
+        bytes: BufferAccess<'_>,
+    ) -> Result<(), Error> {
+        let timeout = self.timeout;
+        if let (Some(short), Some(job), Some(host_rounds)) = (&plan.short, &self.job, &mut self.host_rounds) {
+            let Call { spec, request, kernels, .. } = &plan.call;
+            let as_operation = || (OperationRequest { timeout, site, ..*request }, (spec, kernels.clone()));
+            return job.driver.run_short(host_rounds, (short, site), as_operation, bytes);
+        }
+        (plan.call.request.timeout, plan.call.request.site) = (timeout, site);
+        self.run_on_bytes(&mut plan.call, bytes)
     }
 
     /// Returns an error if `root` is not a rank of the group.

@@ -5,8 +5,6 @@ use super::kept_plan::{MemoryAccess, Places, Plan, PlanKey};
 use super::parts::zeroed;
 use super::reducers::Reducer;
 use super::{Error, Group};
-use crate::engine::OperationRequest;
-use crate::runtime::buffer::BufferAccess;
 use crate::types::{Element, Operation, Rank, ReduceOp, Site};
 
 /// A verb on elements of type `T`: in place if `IN_PLACE` is true, and otherwise on a separate input.
@@ -160,21 +158,5 @@ impl Group {
             return self.run(&mut plan.call, elements);
         }
         self.run_planned_on_bytes((plan, site), bytemuck::cast_slice_mut::<T, u8>(elements).into())
-    }
-
-    /// Runs a planned call on the bytes of its buffer, and waits until it is complete.
-    pub(super) fn run_planned_on_bytes(
-        &mut self,
-        (plan, site): (&mut Plan, Site),
-        bytes: BufferAccess<'_>,
-    ) -> Result<(), Error> {
-        let timeout = self.timeout;
-        if let (Some(short), Some(job), Some(host_rounds)) = (&plan.short, &self.job, &mut self.host_rounds) {
-            let Call { spec, request, kernels, .. } = &plan.call;
-            let as_operation = || (OperationRequest { timeout, site, ..*request }, (spec, kernels.clone()));
-            return job.driver.run_short(host_rounds, (short, site), as_operation, bytes);
-        }
-        (plan.call.request.timeout, plan.call.request.site) = (timeout, site);
-        self.run_on_bytes(&mut plan.call, bytes)
     }
 }

@@ -125,12 +125,8 @@ impl Segment {
         Ok(Self { base, length, file: Some(file) })
     }
 
-    /// Returns the address of `length` bytes at `offset`.
     fn address(&self, offset: usize, length: usize) -> NonNull<u8> {
-        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
-        assert!(is_inside, "an access to shared memory must be inside the memory");
-        // SAFETY: the offset is inside the memory, or at its end.
-        unsafe { self.base.add(offset) }
+        address(self.base, self.length, offset, length)
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -146,6 +142,15 @@ impl Segment {
         // so the words are aligned. All processes access them only as atomics.
         unsafe { words.as_ref() }
     }
+}
+
+/// Returns the address of `length` bytes at `offset` of a memory of `memory_length` bytes that begins at `base`. The function has
+/// no `&self`, because the compiler makes longer code of the same comparisons with a field.
+fn address(base: NonNull<u8>, memory_length: usize, offset: usize, length: usize) -> NonNull<u8> {
+    let is_inside = offset.checked_add(length).is_some_and(|end| end <= memory_length);
+    assert!(is_inside, "an access to shared memory must be inside the memory");
+    // SAFETY: the offset is inside the memory, which begins at `base`, or at its end.
+    unsafe { base.add(offset) }
 }
 
 impl Drop for Segment {
