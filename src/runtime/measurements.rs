@@ -14,7 +14,7 @@ use crate::schedule::Action;
 use crate::types::Rank;
 
 /// Operations on at most this number of bytes are short.
-const SHORT_BYTES: usize = 4 << 10;
+const SHORT_BYTES: usize = 64 << 10;
 /// One of this number of short operations is timed, and its time counts for all of them. A prime number, so that a program which
 /// repeats a few operations does not always time the same one.
 const SAMPLE_INTERVAL: u64 = 31;

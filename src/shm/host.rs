@@ -11,6 +11,7 @@
 //!          128                                              flag: the sender waits for space
 //!          64 x cells                                       cells, one for each entry
 //!          arena                                            payloads
+//!          passed buffer                                    payloads of a queue and of the opposite queue
 //! ```
 
 use super::memory::WORD_BYTES;
@@ -29,7 +30,7 @@ const PAYLOAD_BYTES_MAX: usize = 32 << 10;
 /// the message, the longer its entries ([`QueueLayout::piece_bytes`]).
 const PIECE_BYTES_MIN: usize = 2 << 10;
 /// The most bytes in an entry of a message.
-const PIECE_BYTES_MAX: usize = 16 << 10;
+const PIECE_BYTES_MAX: usize = 32 << 10;
 /// A message has about this number of entries, as long as they are neither too short nor too long.
 const PIECES: usize = 4;
 /// The number of cells of a queue, 8,192 for data and 1,024 for control frames.
@@ -41,6 +42,12 @@ const DATA_ARENA_BYTES: usize = 1 << 20;
 /// The number of bytes for data in a long arena, which is faster: when the sender writes memory again, it is no longer in
 /// the cache of the receiver's processor, which often has 1 MiB, but in the cache that all processors share.
 const LONG_DATA_ARENA_BYTES: usize = 2 << 20;
+/// A message of fewer bytes is in the arena. In memory that the receiver has just written, it would take longer (ADR 99).
+const PASSED_BYTES_MIN: usize = 256;
+/// The length in bytes of a passed buffer, which belongs to one rank of a pair at a time. Longer messages are in arenas.
+const PASSED_BYTES: usize = 256 << 10;
+/// The same with many ranks.
+const SHORT_PASSED_BYTES: usize = 64 << 10;
 /// The most ranks of a host with long arenas. With more ranks, their memory would be too large.
 const RANKS_WITH_LONG_ARENAS_MAX: usize = 8;
 
@@ -51,6 +58,8 @@ pub struct HostMemoryLayout {
     ranks: usize,
     cell_count: usize,
     arena_bytes: usize,
+    passed_bytes: usize,
+    passed_bytes_min: usize,
 }
 
 /// Where a queue is in the memory of a host. All offsets are in bytes.
@@ -64,6 +73,12 @@ pub(super) struct QueueLayout {
     pub(super) cell_count: usize,
     pub(super) arena: usize,
     pub(super) arena_bytes: usize,
+    /// The two passed buffers of the pair: that of the queue to the rank with the higher number, and that of the opposite queue.
+    /// At first, each belongs to the sender of its queue.
+    pub(super) passed: [usize; 2],
+    pub(super) passed_bytes: usize,
+    /// The fewest bytes of a message in a passed buffer.
+    pub(super) passed_bytes_min: usize,
 }
 
 impl HostMemoryLayout {
@@ -80,7 +95,13 @@ impl HostMemoryLayout {
     }
 
     pub const fn new(ranks: usize) -> Self {
-        Self { ranks, cell_count: CELL_COUNT, arena_bytes: DATA_ARENA_BYTES + CONTROL_ARENA_BYTES }
+        Self {
+            ranks,
+            cell_count: CELL_COUNT,
+            arena_bytes: DATA_ARENA_BYTES + CONTROL_ARENA_BYTES,
+            passed_bytes: SHORT_PASSED_BYTES,
+            passed_bytes_min: PASSED_BYTES_MIN,
+        }
     }
 
     /// Returns this layout with long arenas, unless there are too many ranks.
@@ -88,13 +109,13 @@ impl HostMemoryLayout {
         if self.ranks > RANKS_WITH_LONG_ARENAS_MAX {
             return self;
         }
-        Self { arena_bytes: LONG_DATA_ARENA_BYTES + CONTROL_ARENA_BYTES, ..self }
+        Self { arena_bytes: LONG_DATA_ARENA_BYTES + CONTROL_ARENA_BYTES, passed_bytes: PASSED_BYTES, ..self }
     }
 
     /// Returns a layout with short queues, which fill up and begin again soon, for tests.
     #[cfg(test)]
     pub const fn with_short_queues(ranks: usize, cell_count: usize, arena_bytes: usize) -> Self {
-        Self { ranks, cell_count, arena_bytes }
+        Self { ranks, cell_count, arena_bytes, passed_bytes: arena_bytes / 4, passed_bytes_min: 0 }
     }
 
     pub fn ranks(self) -> usize {
@@ -115,18 +136,36 @@ impl HostMemoryLayout {
     /// Returns where the queue from rank `from` to rank `to` is.
     pub(super) fn queue(self, from: usize, to: usize) -> QueueLayout {
         assert!(from < self.ranks && to < self.ranks && from != to, "a queue connects two ranks of the host");
-        // A rank has no queue to itself.
-        let index = from * (self.ranks - 1) + to - usize::from(to > from);
-        let read_count = UNIT_BYTES * (1 + self.ranks) + index * self.queue_bytes();
+        let read_count = self.queue_start(from, to);
         let wants_space = read_count + UNIT_BYTES;
         let cells = wants_space + UNIT_BYTES;
         let arena = cells + self.cell_count * CELL_BYTES;
-        let (cell_count, arena_bytes) = (self.cell_count, self.arena_bytes);
-        QueueLayout { read_count, wants_space, cells, cell_count, arena, arena_bytes }
+        let (low, high) = (from.min(to), from.max(to));
+        let passed = [self.queue_start(low, high), self.queue_start(high, low)]
+            .map(|start| start + self.queue_bytes() - self.passed_bytes);
+        let Self { cell_count, arena_bytes, passed_bytes, passed_bytes_min, .. } = self;
+        QueueLayout {
+            read_count,
+            wants_space,
+            cells,
+            cell_count,
+            arena,
+            arena_bytes,
+            passed,
+            passed_bytes,
+            passed_bytes_min,
+        }
+    }
+
+    fn queue_start(self, from: usize, to: usize) -> usize {
+        // A rank has no queue to itself.
+        let index = from * (self.ranks - 1) + to - usize::from(to > from);
+        UNIT_BYTES * (1 + self.ranks) + index * self.queue_bytes()
     }
 
     const fn queue_bytes(self) -> usize {
-        2 * UNIT_BYTES + (self.cell_count * CELL_BYTES + self.arena_bytes).next_multiple_of(UNIT_BYTES)
+        let bytes = self.cell_count * CELL_BYTES + self.arena_bytes + self.passed_bytes;
+        2 * UNIT_BYTES + bytes.next_multiple_of(UNIT_BYTES)
     }
 }
 
@@ -145,6 +184,11 @@ impl QueueLayout {
     /// Returns the number of a cell, which is at this offset.
     pub(super) fn index_of(&self, cell: usize) -> usize {
         (cell - self.cells) / CELL_BYTES
+    }
+
+    /// Returns the place of a passed buffer in word 2 of an entry.
+    pub(super) fn place_in_passed(&self, buffer: u8) -> u64 {
+        (self.arena_bytes + usize::from(buffer) * self.passed_bytes) as u64
     }
 
     /// Returns the most bytes of the payload of an entry. Several payloads of this length fit into the arena.
@@ -185,11 +229,14 @@ mod tests {
                     (queue.wants_space, WORD_BYTES),
                     (queue.cells, queue.cell_count * CELL_BYTES),
                     (queue.arena, queue.arena_bytes),
+                    (queue.passed[0], queue.passed_bytes),
+                    (queue.passed[1], queue.passed_bytes),
                 ]
             });
             let parts: BTreeSet<(usize, usize)> =
                 std::iter::once((0, TOKEN_BYTES)).chain(flags).chain(parts).collect();
-            assert_eq!(parts.len(), 1 + ranks + 4 * ranks * (ranks - 1));
+            // The two queues of a pair have the same passed buffers.
+            assert_eq!(parts.len(), 1 + ranks + 5 * ranks * (ranks - 1));
             let mut end = 0;
             for (start, length) in parts {
                 assert!(start >= end && start.is_multiple_of(PAYLOAD_ALIGNMENT), "{ranks} ranks");
@@ -201,7 +248,7 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_host_is_limited() {
-        for (ranks, mib_max) in [(2, 6), (4, 32), (8, 150), (HostMemoryLayout::RANKS_MAX, 400)] {
+        for (ranks, mib_max) in [(2, 6), (4, 36), (8, 165), (HostMemoryLayout::RANKS_MAX, 420)] {
             let layout = HostMemoryLayout::new(ranks);
             assert!(layout.with_long_arenas().bytes() < mib_max << 20, "{ranks} ranks");
             assert!(layout.bytes() <= layout.with_long_arenas().bytes());
@@ -218,7 +265,7 @@ mod tests {
             (8 << 10, 2 << 10),
             (16 << 10, 4 << 10),
             (33 << 10, 16 << 10),
-            (1 << 20, 16 << 10),
+            (1 << 20, 32 << 10),
         ] {
             assert_eq!(layout.piece_bytes(bytes), expected, "{bytes} bytes");
         }

@@ -14,7 +14,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::memory::{AccessKind, AccessSite, Mutation, SimMemory, SimView};
 use crate::shm::{
-    HostMemoryLayout, QueueError, QueueReceiver, QueueSender, QueueSignals, SegmentMemory as _,
+    HostMemoryLayout, NextEntry, QueueError, QueueReceiver, QueueSender, QueueSignals, SegmentMemory as _,
 };
 
 /// A layout whose queues fill up after 4 entries or 256 bytes.
@@ -29,8 +29,11 @@ const REFUSALS_MAX: usize = 3;
 const FAILING_SEEDS: u64 = 2_000;
 
 /// The sources of the lines that access the memory.
-const SOURCES: [(&str, &str); 2] =
-    [("queue.rs", include_str!("../shm/queue.rs")), ("signals.rs", include_str!("../shm/signals.rs"))];
+const SOURCES: [(&str, &str); 3] = [
+    ("sender.rs", include_str!("../shm/queue/sender.rs")),
+    ("receiver.rs", include_str!("../shm/queue/receiver.rs")),
+    ("signals.rs", include_str!("../shm/signals.rs")),
+];
 
 /// The lines that may be skipped: the ranks only send more wake bytes than they have to.
 const MAY_BE_SKIPPED: [&str; 3] = [
@@ -196,11 +199,20 @@ impl QueueRank {
     fn send(&self, ends: &mut QueueEnds) -> Result<usize, QueueError> {
         let count = ends.random.random_range(1..70).min(ends.begun - ends.sent);
         let bytes: Vec<u8> = (ends.sent..ends.sent + count).map(|position| position as u8).collect();
-        let mut sent = ends.sender.write(&[IoSlice::new(&bytes)], 0)?;
+        // A message with two entries may need more space than the whole arena has.
+        let is_message = (1..=64).contains(&count) && ends.random.random_bool(0.5);
+        let write = |ends: &mut QueueEnds| {
+            if !is_message {
+                return ends.sender.write(&[IoSlice::new(&bytes)], 0);
+            }
+            let is_sent = ends.sender.write_message([0; 2], &bytes, ends.receiver.owned_buffers())?;
+            Ok(if is_sent { count } else { 0 })
+        };
+        let mut sent = write(ends)?;
         if sent == 0 && count > 0 {
             self.signals.wait_for_space(0, ends.sender.read_count());
             if self.omission != Some(Omission::SecondWrite) {
-                sent = ends.sender.write(&[IoSlice::new(&bytes)], 0)?;
+                sent = write(ends)?;
             }
         }
         if sent > 0 {
@@ -230,6 +242,9 @@ impl QueueRank {
             return Ok(0);
         }
         let mut bytes = vec![0; ends.random.random_range(1..100)];
+        if let NextEntry::Message(message) = ends.receiver.peek()? {
+            ends.receiver.begin_message(&message);
+        }
         let read = ends.receiver.read(&mut [IoSliceMut::new(&mut bytes)], 0)?;
         let expected = (ends.received..ends.received + read.bytes).map(|position| position as u8);
         if !bytes[..read.bytes].iter().copied().eq(expected) {

@@ -2,11 +2,15 @@
 
 use std::collections::VecDeque;
 
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::super::segment::Segment;
 use super::*;
+use crate::shm::{HostMemoryLayout, Segment, SegmentMemory as _};
 
 /// A layout whose queues fill up after 8 entries or 512 bytes.
 const SHORT: HostMemoryLayout = HostMemoryLayout::with_short_queues(2, 8, 512);
@@ -80,7 +84,8 @@ fn the_first_entry_says_how_much_was_sent_over_the_socket() {
 
 #[test]
 fn wrong_words_of_a_peer_are_errors() {
-    let arena = SHORT.queue(0, 1).arena_bytes as u64;
+    let queue = SHORT.queue(0, 1);
+    let (arena, passed) = (queue.arena_bytes as u64, queue.passed_bytes as u64);
     let bytes = |kind: u64, bytes: u64| kind | bytes << 32;
     for (stamp, kind_and_bytes, start, expected) in [
         (2, bytes(KIND_BYTES, 1), 0, QueueError::Stamp(2)),
@@ -89,8 +94,13 @@ fn wrong_words_of_a_peer_are_errors() {
         (1, bytes(u64::from(u32::MAX), 1), 0, QueueError::Kind(u64::from(u32::MAX))),
         (1, bytes(KIND_BYTES, 0), 0, QueueError::Bytes { start: 0, bytes: 0 }),
         (1, bytes(KIND_BYTES, arena + 1), 0, QueueError::Bytes { start: 0, bytes: arena + 1 }),
-        (1, bytes(KIND_BYTES, 1), arena, QueueError::Bytes { start: arena, bytes: 1 }),
-        (1, bytes(KIND_BYTES, 1), u64::MAX, QueueError::Bytes { start: u64::MAX, bytes: 1 }),
+        (1, bytes(KIND_BYTES, 2), arena - 1, QueueError::Bytes { start: arena - 1, bytes: 2 }),
+        // The first passed buffer belongs to the sender, and the second one to the receiver.
+        (1, bytes(KIND_BYTES, passed + 1), arena, QueueError::Bytes { start: arena, bytes: passed + 1 }),
+        (1, bytes(KIND_BYTES, 0), arena, QueueError::Bytes { start: arena, bytes: 0 }),
+        (1, bytes(KIND_BYTES, 1), arena + passed, QueueError::Bytes { start: arena + passed, bytes: 1 }),
+        (1, bytes(KIND_BYTES, 1), PASSES_BUFFER, QueueError::Bytes { start: 0, bytes: 1 }),
+        (1, bytes(KIND_BYTES, 1), u64::MAX, QueueError::Bytes { start: u64::MAX >> 1, bytes: 1 }),
     ] {
         let memory = new_memory();
         let (_, mut receiver) = ends(&memory);
@@ -118,7 +128,7 @@ fn the_rest_of_a_message_may_be_late_but_no_other_message_may_come_before_it() {
     let mut rest = [0; 200];
     assert_eq!(receiver.read_rest(&mut rest, 1), Ok(100), "the other bytes are late");
     assert_eq!(receiver.read_rest(&mut rest[100..], 1), Ok(0));
-    assert!(sender.write_message([0; 2], &[2; 30]).unwrap());
+    assert!(sender.write_message([0; 2], &[2; 30], &mut Vec::new()).unwrap());
     assert_eq!(receiver.read_rest(&mut rest[100..], 1), Err(QueueError::Kind(KIND_MESSAGE)));
     assert_eq!((&rest[..100], &rest[100..]), (&[1; 100][..], &[0; 100][..]));
 }
@@ -143,7 +153,7 @@ fn random_words_of_a_peer_do_no_harm() {
             let mut bytes = [0; 300];
             let _ = receiver.read(&mut [IoSliceMut::new(&mut bytes)], random.random_range(0..300));
             let _ = receiver.read_begin();
-            let _ = sender.write_message([value, value], &vec![2; random.random_range(0..200)]);
+            let _ = sender.write_message([value, value], &vec![2; random.random_range(0..200)], &mut vec![0]);
             if let Ok(NextEntry::Message(message)) = receiver.peek() {
                 if random.random() {
                     receiver.begin_message(&message);
@@ -166,7 +176,7 @@ fn messages_of_all_lengths_arrive_whole() {
     let (mut sent, mut received, mut full, mut long) = (VecDeque::new(), 0, 0, 0);
     for number in 0..3_000 {
         let payload: Vec<u8> = (0..random.random_range(0..2 * longest)).map(|_| random.random()).collect();
-        if sender.write_message([number, !number], &payload).unwrap() {
+        if sender.write_message([number, !number], &payload, &mut Vec::new()).unwrap() {
             long += u32::from(payload.len() > longest);
             sent.push_back((number, payload));
         } else {
@@ -199,4 +209,39 @@ fn messages_of_all_lengths_arrive_whole() {
     }
     assert_eq!(receiver.peek().map(|next| next == NextEntry::Nothing), Ok(sent.is_empty()));
     assert!(full > 0 && received > 0 && long > 0);
+}
+
+/// Two ranks send each other messages. A message is in the passed buffer in which the last one came, if it is short enough.
+#[test]
+fn an_answer_is_in_the_buffer_of_the_message() {
+    let memory = new_memory();
+    let mut ends = [(0, 1), (1, 0)].map(|(own, peer)| {
+        let sender = QueueSender::new(Arc::clone(&memory), SHORT, own, peer);
+        (sender, QueueReceiver::new(Arc::clone(&memory), SHORT, peer, own))
+    });
+    let [first, second] = SHORT.queue(0, 1).passed;
+    let arena = SHORT.queue(1, 0).arena;
+    let longest = SHORT.queue(0, 1).passed_bytes;
+    // The sender, the length of its message, and where the bytes of the message begin.
+    let messages = [
+        (0, 100, first),
+        (1, longest, first),
+        (0, longest, first),
+        (1, longest + 1, arena),
+        (1, 30, first),
+        (1, 40, second),
+    ];
+    for (round, (from, bytes, place)) in messages.into_iter().enumerate() {
+        let payload: Vec<u8> = (0..bytes).map(|index| (index + round) as u8).collect();
+        let (sender, receiver) = &mut ends[from];
+        assert!(sender.write_message([0; 2], &payload, receiver.owned_buffers()).unwrap());
+        let (_, receiver) = &mut ends[1 - from];
+        let Ok(NextEntry::Message(message)) = receiver.peek() else { panic!("message {round}") };
+        assert_eq!(message.first.start, place, "message {round}");
+        let mut copy = vec![0; bytes];
+        let count = receiver.read_message(&message, &mut copy);
+        assert_eq!(receiver.read_rest(&mut copy[count..], 1), Ok(bytes - count));
+        assert_eq!(copy, payload, "message {round}");
+    }
+    assert_eq!(ends.map(|(_, mut receiver)| receiver.owned_buffers().clone()), [vec![0, 1], vec![]]);
 }

@@ -14,7 +14,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         if !link.is_sending || link.full_at.is_some() || link.problem.is_some() {
             return false;
         }
-        match link.sender.write_message(message.label(), payload) {
+        match link.sender.write_message(message.label(), payload, link.receiver.owned_buffers()) {
             Ok(true) => {
                 link.wake_receiver(&mut context);
                 true

@@ -170,7 +170,7 @@ fn a_message_with_a_wrong_label_is_refused_and_a_full_queue_takes_no_message() {
         let mut liar = QueueSender::new(Arc::clone(&memories[0]), SHORT, 0, 1);
         liar.begin(0);
         assert_eq!(receive(&mut other, 1), Err(TransferResult::Blocked));
-        assert_eq!(liar.write_message([0, label], &vec![1; bytes]), Ok(true));
+        assert_eq!(liar.write_message([0, label], &vec![1; bytes], &mut Vec::new()), Ok(true));
         assert_eq!(other.links.receive_message(other.peer(), &mut [0; 64], 0, |_| true), NextFrame::Other);
         let result = receive(&mut other, 100);
         assert!(matches!(&result, Err(TransferResult::Corrupt(why)) if why.contains(expected)), "{result:?}");
