@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::history::ContractAndSite;
+use super::link::Link;
 use super::operation::{OperationInfo, RunningOperation};
 use super::{Engine, Failure, FrameVerdict, OpId, OperationKey, Timestamp, Transmit};
 use crate::types::{Contract, INTERNAL_GROUP_BITS, Operation, Rank, Site};
@@ -92,12 +93,13 @@ impl Engine {
     }
 
     /// Returns whether this rank need not wait for the causes of its peers: every connected peer has sent the same root cause as
-    /// this rank's, the peers cannot add anything to the cause, or the job has not failed.
+    /// this rank's, the peers cannot add anything to the cause, or the job has not failed. The peers may agree on a mismatch
+    /// that a rank without a link to this rank has yet to complete.
     pub fn do_peers_agree(&self) -> bool {
         let Some(Failure { cause, .. }) = &self.failure else { return true };
-        let mut links = self.links.iter();
+        let has_agreed = |link: &Link| link.is_gone() || link.cause_received.as_ref() == Some(cause);
         !cause.other_ranks_may_add_reports()
-            || links.all(|(_, link)| link.is_gone() || link.cause_received.as_ref() == Some(cause))
+            || (!cause.lacks_reports() && self.links.iter().all(|(_, link)| has_agreed(link)))
     }
 
     /// Records a failure that this rank has detected, and returns it. If the job has already failed, returns the first failure.

@@ -303,7 +303,8 @@ impl SimulatedRank {
         let poll = collective.poll(&mut BufferAccess::from(bytes));
         let sleeping_peers = collective.take_sleeping_peers();
         if !sleeping_peers.is_empty() {
-            send_wake_frames(&mut self.core, sleeping_peers);
+            let group = self.program[call].group as u32;
+            send_wake_frames(&mut self.core, (group, &mut *collective.host_rounds), sleeping_peers);
             self.core.poll(now);
         }
         let may_sleep = match poll {
@@ -311,7 +312,7 @@ impl SimulatedRank {
                 if let Some(id) = collective.engine_id() {
                     self.core.link_driver.engine_mut().end_external(id);
                 }
-                let host_rounds = blocking.collective.into_rounds();
+                let host_rounds = blocking.collective.host_rounds;
                 self.rounds.insert(self.program[call].group as u32, host_rounds);
                 self.check_result(self.program[call], Memory::owned(blocking.buffer));
                 self.busy_until = now + compute_max.mul_f64(self.random.random_range(0.0..1.0));

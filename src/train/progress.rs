@@ -22,7 +22,8 @@ pub trait Observer {
     /// Called before each step. `samples` holds the rows of the training set that this rank processes in this step.
     /// `epoch` and `batch` count from 0. This function is not called with a parameter server.
     fn batch_started(&mut self, _epoch: u64, _batch: u64, _samples: &[u32]) {}
-    /// Called after each step. With a parameter server, called at most 50 ms later, and for several steps one after the other.
+    /// Called after each step. With a parameter server, called for several steps one after the other, up to 50 ms later, or after
+    /// rank 0 has tested the model.
     fn step_taken(&mut self, step: &CompletedStep);
     /// Called after [`step_taken`](Self::step_taken), with what this rank has measured. Not called with a parameter server and
     /// with gossip.

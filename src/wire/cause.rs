@@ -163,6 +163,15 @@ impl Cause {
         matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
     }
 
+    /// Returns whether this is a mismatch in which the contract or the line of one of the two calls is not known yet.
+    pub fn lacks_reports(&self) -> bool {
+        let lacks_site = matches!(
+            self,
+            Self::Mismatch { first_site, second_site, .. } if first_site.is_empty() || second_site.is_empty()
+        );
+        lacks_site || self.lacks_contract()
+    }
+
     /// Returns whether this is a mismatch in which the contract of one of the two ranks is not known yet: the contracts are
     /// equal.
     fn lacks_contract(&self) -> bool {

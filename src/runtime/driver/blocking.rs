@@ -38,7 +38,7 @@ const YIELDS_OF_SHORT_CALL: u32 = 16;
 
 /// A collective in shared memory that its caller executes itself. `H` refers to the rounds of the group.
 pub(crate) struct BlockingCollective<H> {
-    host_rounds: H,
+    pub(crate) host_rounds: H,
     request: OperationRequest,
     shm_operation: ShmOperation,
     /// The sleeping ranks that have to learn of the posts of the last poll.
@@ -119,20 +119,19 @@ impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H>
     pub(crate) fn engine_id(&self) -> Option<OpId> {
         self.engine_id
     }
-
-    #[cfg(test)]
-    pub(crate) fn into_rounds(self) -> H {
-        self.host_rounds
-    }
 }
 
-/// Sends wake frames to sleeping peers. The caller must poll the core now, because it may not do so for a while.
+/// Sends wake frames to sleeping peers, after their rounds in the shared memory of `group`. The caller must poll the core now,
+/// because it may not do so for a while. If the core then learns of a mismatch, the engine needs the last calls.
 pub(crate) fn send_wake_frames<S: SocketTransport, M: RoundsMemory>(
     core: &mut Core<S, M>,
+    (group, host_rounds): (u32, &mut HostRounds<M>),
     sleeping_peers: Vec<Rank>,
 ) {
+    let engine = core.link_driver.engine_mut();
+    record_calls(engine, group, host_rounds);
     for peer in sleeping_peers {
-        core.link_driver.engine_mut().send_wake_frame(peer);
+        engine.send_wake_frame(peer);
     }
 }
 
@@ -187,7 +186,9 @@ impl Driver {
             let wake = |peer| sleeping_peers.push(peer);
             match host_rounds.run_short(call, site, &mut memory, (patience, wake)) {
                 ShortResult::Complete => {
-                    self.wake_peers(sleeping_peers);
+                    if !sleeping_peers.is_empty() {
+                        self.wake_peers((as_operation().0.group, host_rounds), sleeping_peers);
+                    }
                     self.shared.shm_counters.count(&timer, true);
                     return Ok(());
                 }
@@ -222,7 +223,10 @@ impl Driver {
         let mut timer = OperationTimer::new(collective.shm_operation.sequence(), memory.len());
         let result = loop {
             let poll = collective.poll(&mut memory);
-            self.wake_peers(collective.take_sleeping_peers());
+            let sleeping_peers = collective.take_sleeping_peers();
+            if !sleeping_peers.is_empty() {
+                self.wake_peers((request.group, collective.host_rounds), sleeping_peers);
+            }
             match poll {
                 Ok(Poll::Ready(())) => break Ok(()),
                 Ok(Poll::Pending) => {}
@@ -257,13 +261,9 @@ impl Driver {
     }
 
     /// Wakes sleeping peers at once, because this thread may not poll the link driver for a while.
-    #[inline]
-    fn wake_peers(&self, sleeping_peers: Vec<Rank>) {
-        if sleeping_peers.is_empty() {
-            return;
-        }
+    fn wake_peers(&self, group_and_rounds: (u32, &mut HostRounds), sleeping_peers: Vec<Rank>) {
         let mut core = self.shared.lock();
-        send_wake_frames(&mut core, sleeping_peers);
+        send_wake_frames(&mut core, group_and_rounds, sleeping_peers);
         if matches!(self.shared.poll(&mut core, self.shared.now()), PollProgress::Progress) {
             core.wake_waiters();
         }

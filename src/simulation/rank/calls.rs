@@ -49,7 +49,8 @@ impl SimulatedRank {
             let wake = |peer| begun.sleeping_peers.push(peer);
             match host_rounds.run_short(&short_call, request.site, &mut memory, (Patience::Looks(0), wake)) {
                 ShortResult::Complete => {
-                    send_wake_frames(&mut self.core, begun.sleeping_peers);
+                    let rounds = (request.group, &mut *host_rounds);
+                    send_wake_frames(&mut self.core, rounds, begun.sleeping_peers);
                     self.core.poll(now);
                     self.rounds.insert(request.group, host_rounds);
                     self.check_result(call, Memory::owned(buffer));
