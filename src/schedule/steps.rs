@@ -7,8 +7,7 @@ use crate::types::{Rank, WorldSize};
 /// The steps of one rank in one operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Schedule {
-    /// The steps. The rank sends its messages to each peer in the order of the steps. The messages from each peer
-    /// arrive in the order of the steps too.
+    /// The messages to each peer, and those from each peer, are in the order of the steps.
     pub steps: Vec<Step>,
     /// The memory on which the steps work instead of the rank's buffer; `None` if the steps work on the buffer.
     pub workspace: Option<GatherWorkspace>,
@@ -29,9 +28,7 @@ pub struct GatherWorkspace {
 /// One step: a send, a receive, or both at once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// What the step sends; `None` if the step only receives.
     pub send: Option<StepTransfer>,
-    /// What the step receives; `None` if the step only sends.
     pub receive: Option<StepTransfer>,
     pub action: Action,
 }
@@ -88,7 +85,6 @@ impl Step {
         Self { send: self.send, ..receiving }
     }
 
-    /// Returns what the step sends and receives.
     pub fn transfers_mut(&mut self) -> impl Iterator<Item = &mut StepTransfer> {
         self.send.iter_mut().chain(&mut self.receive)
     }
@@ -121,7 +117,7 @@ impl From<Vec<Step>> for Schedule {
 }
 
 impl Schedule {
-    /// Returns the dependency on the last step, or `None` if there are no steps.
+    /// Returns the dependency on the last step, if there is one.
     pub(super) fn last_step(&self) -> Option<StepDependency> {
         self.steps.len().checked_sub(1).map(StepDependency)
     }
