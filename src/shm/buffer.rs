@@ -15,8 +15,7 @@ const WITHDRAWN_FLAG_OFFSET: usize = 64;
 const _: () = assert!(TOKEN_BYTES <= WITHDRAWN_FLAG_OFFSET);
 const _: () = assert!(WITHDRAWN_FLAG_OFFSET + size_of::<AtomicU32>() <= HEADER_BYTES);
 
-/// This process's mapping of a buffer, which in most cases belongs to another rank. When this value is dropped, this
-/// process unmaps the buffer. The mappings of all other processes stay.
+/// This process's mapping of a buffer, which in most cases belongs to another rank.
 pub struct RemoteBuffer {
     segment: Segment,
     /// The length of the elements in bytes.
@@ -66,15 +65,13 @@ impl ExposedBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.mapping.first_byte().as_ptr(), self.mapping.length) }
     }
 
-    /// Returns the address of the mapping.
     pub(super) fn mapping_start(&self) -> usize {
         self.mapping.segment.base.as_ptr().expose_provenance()
     }
 }
 
 impl RemoteBuffer {
-    /// Opens a buffer of `length` bytes that another rank has created. Returns an error if this process cannot open the buffer,
-    /// or if the size, the seals or the token are wrong.
+    /// Opens a buffer of `length` bytes that another rank has created. Returns the errors of [`Segment::open`].
     pub fn open(location: SegmentLocation, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let segment = Segment::open(location, length_with_header(length)?, token)?;
         Ok(Self { segment, length })
@@ -84,7 +81,6 @@ impl RemoteBuffer {
         self.length
     }
 
-    /// Returns whether the owner has called [`ExposedBuffer::withdraw`].
     pub(super) fn is_withdrawn(&self) -> bool {
         self.withdrawn_flag().load(Ordering::Acquire) != 0
     }
