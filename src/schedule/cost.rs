@@ -227,18 +227,4 @@ mod tests {
             assert_eq!(chosen, expected, "{hosts} hosts, {bytes} bytes");
         }
     }
-
-    #[test]
-    fn every_operation_has_an_algorithm_for_every_size_and_a_double_tree_is_only_for_an_all_reduce() {
-        for ranks in [7, 64] {
-            let world = WorldSize::new(ranks).unwrap();
-            let sizes = [0, 1, 64 << 10, (64 << 10) + 1, 256 << 10, 64 << 20, u64::MAX];
-            for (&operation, bytes) in Operation::ALL.iter().flat_map(|one| sizes.map(|bytes| (one, bytes))) {
-                let chosen = LinkCost::default().cheapest(operation, world, bytes);
-                let is_right = possible_algorithms(operation).contains(&chosen)
-                    && (chosen != Algorithm::DoubleTree || operation == Operation::AllReduce);
-                assert!(is_right, "{operation:?} of {bytes} bytes among {ranks} ranks: {chosen:?}");
-            }
-        }
-    }
 }

@@ -41,12 +41,9 @@ impl Partition {
 
     /// Returns the partition whose parts have these lengths, one for each rank, or `None` if their sum overflows.
     pub fn from_counts(counts: &[usize]) -> Option<Self> {
-        let mut bounds = Vec::with_capacity(counts.len() + 1);
-        let mut end = 0usize;
-        bounds.push(end);
+        let mut bounds = vec![0usize];
         for &count in counts {
-            end = end.checked_add(count)?;
-            bounds.push(end);
+            bounds.push(bounds.last()?.checked_add(count)?);
         }
         Some(Self(Parts::Bounds(bounds)))
     }

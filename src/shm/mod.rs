@@ -12,7 +12,6 @@
 
 mod buffer;
 mod copy;
-mod handover;
 mod host;
 mod memory;
 mod queue;
@@ -20,9 +19,8 @@ mod rounds;
 mod segment;
 mod signals;
 
-pub use buffer::{ExposedBuffer, RemoteBuffer};
+pub use buffer::{ExposedBuffer, HandoverBuffer, RemoteBuffer};
 pub use copy::{copy_to_buffer, exceeds_caches};
-pub use handover::HandoverBuffer;
 pub use host::HostMemoryLayout;
 pub use memory::{RoundsMemory, SegmentMemory, pause_between_looks};
 pub use queue::{NextEntry, QueueError, QueueMessage, QueueReceiver, QueueSender};
