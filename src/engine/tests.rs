@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::schedule::Schedule;
-use crate::types::{Algorithm, DType, WorldSize};
+use crate::types::{Algorithm, DType, HOSTS_GROUP_BIT, SETUP_GROUP, WorldSize};
 
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
@@ -72,12 +72,29 @@ impl Pair {
         id
     }
 
-    /// Begins a collective on one rank, unless the job has already failed.
+    /// Begins a collective on one rank. A hierarchical collective has two blocks with this schedule.
     fn begin(&mut self, rank: usize, request: OperationRequest, schedule: Schedule) {
         let OperationRequest { group, contract, site, .. } = request;
+        // `assign_number` and `begin` return an error if the job has already failed.
+        let Ok(number) = self.ranks[rank].engine.assign_number(group, (contract, site)) else { return };
+        if contract.algorithm == Algorithm::Hierarchy {
+            let request = OperationRequest { group: group | HOSTS_GROUP_BIT, ..request };
+            for block in 0..2 {
+                self.begin_numbered(
+                    rank,
+                    request,
+                    OperationKey::block_number(number, block),
+                    schedule.clone(),
+                );
+            }
+        } else {
+            self.begin_numbered(rank, request, number, schedule);
+        }
+    }
+
+    fn begin_numbered(&mut self, rank: usize, request: OperationRequest, number: u64, schedule: Schedule) {
         let EngineState { engine, .. } = &mut self.ranks[rank];
-        let number = engine.assign_number(group, (contract, site));
-        let begun = number.and_then(|number| engine.begin(Duration::ZERO, request, number, schedule));
+        let begun = engine.begin(Duration::ZERO, request, number, schedule);
         if let Some(key) = begun.ok().and_then(|id| engine.key_of(id)) {
             self.ranks[rank].apply_stored(Rank::new(1 - rank as u32), key);
         }
@@ -248,6 +265,74 @@ fn different_lengths_of_a_broadcast_are_detected_for_every_segment_size() {
                 assert_eq!(cause0, cause1);
             }
         }
+    }
+}
+
+/// In an earlier version, the blocks of a group were numbered one after another. After a call of another collective, a rank
+/// compared the blocks of one call with those of another. So the error named a rank whose calls were like those of all other
+/// ranks. In another version, the number of the group in which a job starts was like that of a block.
+#[test]
+fn blocks_are_compared_with_those_of_the_call_with_the_same_number() {
+    let odd_call = contract(Operation::AllGather, Algorithm::Ring, 10, 0);
+    let barrier = contract(Operation::Barrier, Algorithm::Hierarchy, 0, 0);
+    let all_reduce = contract(Operation::AllReduce, Algorithm::Hierarchy, 20, 0);
+    for (case, own_group) in (0..16).flat_map(|case| [(case, 0), (case, SETUP_GROUP)]) {
+        let [odd_rank, first_rank, is_long, has_same_calls] = [0, 1, 2, 3].map(|bit| case >> bit & 1);
+        let call = if has_same_calls == 1 { all_reduce } else { barrier };
+        let mut pair = Pair::new(1 << 20, ANNOUNCED_MAX);
+        for rank in [first_rank, 1 - first_rank] {
+            let own_rank = Rank::new(rank as u32);
+            let schedule = if is_long == 1 {
+                crate::schedule::ring::broadcast(WorldSize::new(2).unwrap(), own_rank, R0, 1 << 20)
+            } else {
+                barrier_schedule(own_rank)
+            };
+            for contract in [if rank == odd_rank { odd_call } else { call }, all_reduce] {
+                let request = OperationRequest { group: own_group, ..request_with(contract) };
+                pair.begin(rank, request, schedule.clone());
+            }
+            pair.pass_all_frames();
+        }
+        let [Some(cause), Some(other)] = pair.causes() else { panic!("{case}: {:?}", pair.causes()) };
+        assert_eq!(cause, other, "{case}");
+        let Cause::Mismatch { group, sequence, first_contract, first_site, second_site, .. } = cause else {
+            panic!("{case}: {cause:?}")
+        };
+        let expected = if odd_rank == 0 { odd_call } else { call };
+        assert_eq!((*group, *sequence, *first_contract), (own_group, 0, expected), "{case}");
+        assert!(![first_site, second_site].iter().any(|site| site.is_empty()), "{case}: {cause:?}");
+    }
+}
+
+/// A rank finds in shared memory that a peer is already in a later operation. The rank does not know the peer's earlier call, so
+/// the peer adds it.
+#[test]
+fn a_mismatch_in_shared_memory_names_the_first_calls_that_differ() {
+    let odd_call = contract(Operation::AllGather, Algorithm::Ring, 10, 0);
+    let all_reduce = contract(Operation::AllReduce, Algorithm::Hierarchy, 20, 0);
+    for reporter in [0, 1] {
+        let mut pair = Pair::new(1 << 20, ANNOUNCED_MAX);
+        for (rank, first_call) in [(0, odd_call), (1, all_reduce)] {
+            for contract in [first_call, all_reduce] {
+                pair.ranks[rank].engine.assign_number(0, (contract, request_with(contract).site)).unwrap();
+            }
+        }
+        // Rank 1 executes its first call, and rank 0 its second one.
+        let block_of = |rank: usize| OperationKey::block_number(1 - rank as u64, 0);
+        let EngineState { engine, .. } = &mut pair.ranks[reporter];
+        engine.report_mismatch(
+            HOSTS_GROUP_BIT,
+            (block_of(reporter), (all_reduce, request_with(all_reduce).site)),
+            (Rank::new(1 - reporter as u32), (block_of(1 - reporter), Some(all_reduce))),
+        );
+        engine.links.get_or_default(Rank::new(1 - reporter as u32));
+        pair.pass_all_frames();
+        let [Some(cause), Some(other)] = pair.causes() else { panic!("{:?}", pair.causes()) };
+        assert_eq!(cause, other);
+        let Cause::Mismatch { group, sequence, first_contract, second_contract, .. } = cause else {
+            panic!("{cause:?}")
+        };
+        assert_eq!((*group, *sequence, *first_contract, *second_contract), (0, 0, odd_call, all_reduce));
     }
 }
 

@@ -144,17 +144,15 @@ impl TreeNeighbours {
     }
 }
 
-/// One of the two trees.
-///
-/// A place is the position of a rank in the tree, from 0 to n-1. The floor(n/2) inner nodes form a balanced search tree, and
-/// leaf i is in the gap before inner node i. One of the inner nodes beside this gap has no inner node as its child on the side
-/// of the gap: this inner node is the parent of the leaf.
+/// One of the two trees. A place is the position of a rank in the tree, from 0 to n-1. Leaf i is in the gap before inner node i.
+/// One of the inner nodes beside this gap has no inner node as its child on the side of the gap: this is the parent of the leaf.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
     /// The tree in which leaves and inner nodes alternate, starting with a leaf at place 0.
     First,
-    /// The tree whose inner nodes are leaves of the first tree. Inner node 0 of the first tree is the last leaf of the second
-    /// tree, inner node 1 is leaf 0, inner node 2 is leaf 1, and so on.
+    /// The tree whose inner nodes are leaves of the first tree. Inner node 0 of the first tree is its last leaf, inner node 1 is
+    /// leaf
+    /// 0, inner node 2 is leaf 1, and so on.
     Second,
 }
 

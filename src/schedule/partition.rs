@@ -79,3 +79,14 @@ pub fn segment(range: &Range<usize>, sent: usize, segment_len: usize) -> Range<u
     let start = range.start + sent;
     start..range.end.min(start + segment_len)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_whose_sum_overflows_are_refused() {
+        assert_eq!(Partition::from_counts(&[1, usize::MAX]), None);
+        assert_eq!(Partition::from_counts(&[]).map(|no_ranks| no_ranks.total()), Some(0));
+    }
+}

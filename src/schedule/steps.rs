@@ -45,11 +45,9 @@ pub struct StepTransfer {
     pub awaited_step: Option<StepDependency>,
 }
 
-/// A dependency on the receive of the step with this index.
-///
-/// If both steps have the same range, the dependency holds for each segment separately: a rank forwards a segment
-/// while later segments of the same range still arrive (cut-through). If the ranges differ, the rank must first apply
-/// all elements of the receive.
+/// A dependency on the receive of the step with this index. If both steps have the same range, it holds for each segment
+/// separately: a rank forwards a segment while later ones still arrive (cut-through). If not, the rank must first apply all
+/// elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StepDependency(pub usize);
 
@@ -140,9 +138,8 @@ impl Schedule {
         peers
     }
 
-    /// Adds the step of one rank in a chain: the rank receives the range from `previous` and forwards the range to
-    /// `next`, segment by segment. On the first rank of the chain, `previous` is `None`. On the last rank, `next` is
-    /// `None`. If earlier steps of the first rank receive data, its send waits for the last of these receives.
+    /// Adds the step of one rank in a chain, which forwards the range from `previous` to `next`, segment by segment. If earlier
+    /// steps of the first rank receive data, its send waits for the last of these receives.
     pub(super) fn with_chain_step(
         mut self,
         previous: Option<Rank>,

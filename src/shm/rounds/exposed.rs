@@ -158,4 +158,18 @@ mod tests {
         *alive = Arc::new(());
         assert!(!has_location(own.bytes()), "the buffer is dropped");
     }
+
+    #[test]
+    fn a_buffer_stays_mapped_until_its_owner_withdraws_it() {
+        let mut ranks = ranks(64);
+        let (_, own, alive) = &mut ranks[0];
+        own.withdraw();
+        *alive = Arc::new(());
+        let counts = |(rounds, ..): &mut (ShmRounds, ExposedBuffer, Arc<()>)| {
+            rounds.registry.unmap_dropped_buffers(false);
+            (rounds.registry.own_buffer_count(), rounds.registry.others.len())
+        };
+        let counts: Vec<_> = ranks.iter_mut().map(counts).collect();
+        assert_eq!(counts, [(0, 1), (1, 0)], "rank 1 has not withdrawn its buffer");
+    }
 }

@@ -109,8 +109,7 @@ impl BufferRegistry {
         is_found.then_some(BufferRef { buffer: own.number, offset: offset as u64 })
     }
 
-    /// Finds this rank's registered buffer in which `bytes` begin. Returns the address of the buffer's first element, and
-    /// the buffer.
+    /// Returns this rank's registered buffer in which `bytes` begin, and the address of its first element.
     fn own_buffer_at(&self, bytes: &[u8]) -> Option<(usize, &OwnBuffer)> {
         let address = bytes.as_ptr().addr();
         let (&first, own) = self.own.range(..=address).next_back()?;

@@ -200,17 +200,6 @@ fn has_connections(ranks: &[TestRank], index: usize, count: usize) -> bool {
     bundle.is_some_and(|bundle| bundle.connections().count() == count)
 }
 
-/// Returns two ranks whose link has `stream_count` connections, all of which are open.
-fn make_linked_test_ranks(stream_count: u8) -> Vec<TestRank> {
-    let mut ranks = make_test_ranks(2, stream_count);
-    ranks[0].connect(Duration::ZERO, 1);
-    let are_open = |ranks: &[TestRank]| {
-        is_link_open(ranks) && (0..2).all(|rank| has_connections(ranks, rank, stream_count.into()))
-    };
-    handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, are_open);
-    ranks
-}
-
 /// Two ranks dial each other at the same time, and handle their events in a random order. They get one link, all of whose
 /// connections are open, and close the connection that they did not choose.
 #[test]
@@ -249,7 +238,11 @@ fn ranks_that_dial_each_other_open_all_connections_of_one_link() {
 /// After a rank has closed an extra connection that the link does not need, the link still works.
 #[test]
 fn a_connection_that_a_link_does_not_need_is_closed() {
-    let mut ranks = make_linked_test_ranks(3);
+    let mut ranks = make_test_ranks(2, 3);
+    ranks[0].connect(Duration::ZERO, 1);
+    let are_open =
+        |ranks: &[TestRank]| is_link_open(ranks) && (0..2).all(|rank| has_connections(ranks, rank, 3));
+    handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, are_open);
     let wrong = [(1, 3), (2, 3), (1, 2), (3, 4), (0, 3), (0, 1)];
     for (index, total) in wrong {
         let dial = ranks[0].transport.open_connection(SECOND, Rank::new(1), StreamId { index, total });
