@@ -1,5 +1,5 @@
-//! Buffers in shared memory. While an operation exposes a buffer, the other ranks of the host read and write it in place. Ranks use
-//! a [`HandoverBuffer`] in turns.
+//! Buffers in shared memory. While an operation exposes a buffer, the other ranks of the host read and write it in place. Ranks
+//! use a [`HandoverBuffer`] in turns.
 
 use std::io;
 use std::ops::Range;
