@@ -25,8 +25,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// Stores the contract of an operation in shared memory. If a late rank calls a different operation under the same number,
-    /// the error message shows the stored contract.
+    /// Stores the contract of an operation in shared memory, for the error message about a late rank that calls another
+    /// operation.
     pub fn record_external(&mut self, group: u32, sequence: u64, contract_and_site: (Contract, Site)) {
         let (group, call) = OperationKey::call_of(group, sequence);
         self.history.record_numbered(group, call, contract_and_site);

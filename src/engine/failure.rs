@@ -54,27 +54,21 @@ impl Engine {
         }
     }
 
-    /// Handles the loss of the link to `peer`. `detail` is the error of the transport.
-    pub fn handle_lost_link(&mut self, peer: Rank, detail: &str) {
-        let host = self.host(peer);
+    /// Handles a link to `peer` that is lost or could not be opened. `detail` is the error of the transport. A peer whose link
+    /// could not be opened may have exited because the job failed. So the engine first waits for another rank to report that
+    /// failure.
+    pub fn handle_lost_link(&mut self, peer: Rank, detail: &str, was_opened: bool) {
+        let (host, seen_by) = (self.host(peer), self.settings.rank);
         let link = self.links.get_or_default(peer);
         let already_lost = std::mem::replace(&mut link.is_lost, true);
         if link.has_left || already_lost || self.is_closing {
             return;
         }
-        let silence = self.now.saturating_sub(link.last_frame_at);
-        let detail = format!("{detail}, {:.1} s after the last frame from it", silence.as_secs_f32());
-        self.fail(Cause::PeerLost { rank: peer, host, seen_by: self.settings.rank, detail });
-    }
-
-    /// Handles a link to `peer` that could not be opened. `detail` is the error of the transport. The peer may have exited
-    /// because the job failed. So the engine first waits half a second for another rank to report that failure.
-    pub fn handle_unopened_link(&mut self, peer: Rank, detail: &str) {
-        let host = self.host(peer);
-        let link = self.links.get_or_default(peer);
-        let already_lost = std::mem::replace(&mut link.is_lost, true);
-        if !link.has_left && !already_lost && !self.is_closing {
-            let seen_by = self.settings.rank;
+        let silence = self.now.saturating_sub(link.last_frame_at).as_secs_f32();
+        if was_opened {
+            let detail = format!("{detail}, {silence:.1} s after the last frame from it");
+            self.fail(Cause::PeerLost { rank: peer, host, seen_by, detail });
+        } else {
             let cause = Cause::PeerLost { rank: peer, host, seen_by, detail: detail.to_owned() };
             self.unreachable_peer.get_or_insert((self.now.saturating_add(UNREACHABLE_DELAY), cause));
         }
@@ -92,9 +86,8 @@ impl Engine {
         self.fail(Cause::Aborted { rank, host: self.host(rank), message: message.to_owned() })
     }
 
-    /// Returns whether this rank need not wait for the causes of its peers: every connected peer has sent the same root cause as
-    /// this rank's, the peers cannot add anything to the cause, or the job has not failed. The peers may agree on a mismatch
-    /// that a rank without a link to this rank has yet to complete.
+    /// Returns whether this rank need not wait for the causes of its peers: they have sent the same one or cannot add anything.
+    /// They may agree on a mismatch that a rank without a link to this rank has yet to complete.
     pub fn do_peers_agree(&self) -> bool {
         let Some(Failure { cause, .. }) = &self.failure else { return true };
         let has_agreed = |link: &Link| link.is_gone() || link.cause_received.as_ref() == Some(cause);
@@ -107,8 +100,7 @@ impl Engine {
         self.failure.get_or_insert(Failure { cause, reported_by: None }).clone()
     }
 
-    /// Fails the job because `rank` left although this rank still needs it. If a peer is unreachable, that peer is the more
-    /// likely root cause, because `rank` left without a failure.
+    /// Fails the job because `rank` left although this rank still needs it. An unreachable peer is the more likely root cause.
     pub(super) fn fail_because_peer_left(&mut self, rank: Rank) -> Failure {
         let unreachable = self.unreachable_peer.take().map(|(_, cause)| cause);
         let cause = unreachable.unwrap_or_else(|| Cause::PeerLeft { rank, host: self.host(rank) });
@@ -148,8 +140,8 @@ impl Engine {
         }
     }
 
-    /// Fails the job because this rank and `peer` called different operations under the same number. The cause contains the lower
-    /// rank first, so that both ranks create the same cause.
+    /// Fails the job because this rank and `peer` called different operations under the same number. Both ranks create the same
+    /// cause.
     pub(super) fn fail_because_mismatch(
         &mut self,
         (group, sequence): (u32, u64),
@@ -214,20 +206,15 @@ impl Engine {
         }
     }
 
-    /// Returns the root cause for a missed deadline. It names the operation in which this rank waits, and the links on which this
-    /// rank waits.
+    /// Returns the root cause for a missed deadline, with the operation in which this rank waits, and the links on which it
+    /// waits.
     fn timeout_cause(&mut self, timeout_ms: u64) -> Cause {
         let waiting = self.waiting_report();
-        if self.silent_links.is_empty()
-            && let Some(waiting) = &waiting
-        {
-            self.silent_links = self.links_to(waiting);
+        if self.silent_links.is_empty() {
+            self.silent_links = waiting.as_ref().map(|waiting| self.links_to(waiting)).unwrap_or_default();
         }
-        Cause::Timeout {
-            timeout_ms,
-            waiting: waiting.into_iter().collect(),
-            links: self.silent_links.clone(),
-        }
+        let links = self.silent_links.clone();
+        Cause::Timeout { timeout_ms, waiting: waiting.into_iter().collect(), links }
     }
 
     /// Returns the links to the ranks in `waiting.awaited`. Returns no link for an operation in shared memory.
@@ -237,14 +224,10 @@ impl Engine {
         }
         let peers = waiting.awaited.iter().map(|&(peer, _)| peer).filter(|&peer| peer != waiting.rank);
         let link_to = |peer| {
-            let link = self.links.get(peer)?;
-            Some(SilentLink {
-                rank: waiting.rank,
-                peer,
-                silence_ms: self.now.saturating_sub(link.last_frame_at).as_millis().min(u32::MAX.into())
-                    as u32,
-                is_acknowledged: !self.peers_without_acks.contains(&peer),
-            })
+            let silence = self.now.saturating_sub(self.links.get(peer)?.last_frame_at);
+            let silence_ms = silence.as_millis().min(u32::MAX.into()) as u32;
+            let is_acknowledged = !self.peers_without_acks.contains(&peer);
+            Some(SilentLink { rank: waiting.rank, peer, silence_ms, is_acknowledged })
         };
         peers.filter_map(link_to).collect()
     }
@@ -277,9 +260,8 @@ impl Engine {
         }
     }
 
-    /// Returns the operation in which this rank waits: the operation whose deadline has passed. If there is none, returns the
-    /// oldest operation that has been active for at least half of its timeout. A rank that began the operation later than that
-    /// is not a waiting rank: the other ranks waited for it.
+    /// Returns the operation whose deadline has passed. If there is none, returns the oldest operation that has been active for
+    /// at least half of its timeout. The other ranks waited for a rank that began later than that.
     fn waiting_operation(&self) -> Option<OpId> {
         let has_waited = |info: &OperationInfo| {
             let began = info.deadline.saturating_sub(info.timeout);
@@ -296,8 +278,6 @@ impl Engine {
         self.info_of(self.overdue_operation.or(oldest)?).map(|info| (info.contract, info.site))
     }
 
-    /// Returns all active operations: those that the engine executes, receives that have not matched a message, and external
-    /// operations.
     fn active_operations(&self) -> impl Iterator<Item = (OpId, &OperationInfo)> {
         let running = self.operations.iter().map(|(&id, running)| (id, &running.info));
         let posted = self.matching.posted.values().map(|posted| (posted.id, &posted.info));
@@ -307,7 +287,6 @@ impl Engine {
     fn waiting_report(&self) -> Option<WaitingRank> {
         let id = self.waiting_operation()?;
         let info = self.info_of(id)?;
-        let awaited = self.awaited_ranks_of(id);
         let key = self.key_of(id).or_else(|| self.external.get(&id).map(|external| external.key));
         // A receive that has not matched a message has no number yet.
         let sequence = key.map_or(0, OperationKey::sequence);
@@ -318,7 +297,7 @@ impl Engine {
             sequence,
             contract: info.contract,
             site: info.site.to_string(),
-            awaited: awaited.into_iter().map(|rank| (rank, self.host(rank))).collect(),
+            awaited: self.awaited_ranks_of(id).into_iter().map(|rank| (rank, self.host(rank))).collect(),
         })
     }
 
@@ -346,11 +325,10 @@ impl Engine {
     pub(super) fn find_contract(&self, group: u32, sequence: u64) -> Option<ContractAndSite> {
         let key = OperationKey::Collective { group, sequence };
         let running = self.find_running(key).map(|running| &running.info);
-        let external = || self.external.values().find(|external| external.key == key);
-        let info = running.or_else(|| external().map(|external| &external.info));
-        let contract_and_site = info.map(|info| (info.contract, info.site));
+        let mut external = self.external.values().filter(|external| external.key == key);
+        let info = running.or_else(|| external.next().map(|external| &external.info));
         let (group, call) = OperationKey::call_of(group, sequence);
-        contract_and_site.or_else(|| self.history.find(group, call))
+        info.map(|info| (info.contract, info.site)).or_else(|| self.history.find(group, call))
     }
 
     /// Returns the line that sent a message to `to`, if the message is still being sent or is one of the last messages.
@@ -364,7 +342,6 @@ impl Engine {
         self.operations.get(self.by_key.get(&key)?)
     }
 
-    /// Returns the name of a rank's host for error messages.
     pub fn host(&self, rank: Rank) -> String {
         self.settings.host_names.get(rank.index()).cloned().unwrap_or_else(|| "an unknown host".into())
     }

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::types::{Contract, Site};
 
-/// For each group, the contracts of this many last operations are stored. If a late rank calls a different operation than this
-/// rank has called, the error message shows the stored contract.
+/// For each group, the contracts of this many last operations are stored, for error messages about late ranks.
 const HISTORY_MAX: usize = 64;
 /// The contracts of this many dropped groups stay stored, because a late rank may still call an operation of such a group.
 const RETIRED_MAX: usize = 64;
@@ -24,7 +23,7 @@ pub(super) struct OperationHistory {
 }
 
 impl OperationHistory {
-    /// Records the next operation of a group, and returns the number that the operation gets.
+    /// Records the next operation of a group, and returns its number.
     pub(super) fn record_next(&mut self, group: u32, contract_and_site: ContractAndSite) -> u64 {
         let next = self.next_sequences.entry(group).or_default();
         let sequence = *next;
@@ -58,7 +57,6 @@ impl OperationHistory {
         self.next_sequences.get(&group).copied().unwrap_or_default()
     }
 
-    /// Returns the contract and the call site of an operation, if they are still stored.
     pub(super) fn find(&self, group: u32, sequence: u64) -> Option<ContractAndSite> {
         let history = self.histories.get(&group)?;
         history.iter().find(|entry| entry.0 == sequence).map(|entry| entry.1)
@@ -83,37 +81,22 @@ impl OperationHistory {
 mod tests {
     use super::*;
 
-    /// The number of groups in the test. Miri is a thousand times slower, so under Miri the test has fewer groups.
-    const GROUPS: u32 = if cfg!(miri) { 300 } else { 100_000 };
-
     /// The memory of a program that splits a group in every training step must not grow with each step.
     #[test]
-    fn contracts_of_dropped_groups_are_removed_but_their_next_numbers_stay() {
+    fn contracts_of_earlier_calls_and_of_dropped_groups_are_removed_but_next_numbers_stay() {
+        const CALLS: u64 = HISTORY_MAX as u64 + 5;
         let mut history = OperationHistory::default();
         let contract_and_site = (Contract::NONE, Site::new("a.rs", 1));
-        for group in 0..GROUPS {
-            for sequence in 0..3 {
+        for group in 0..200 {
+            for sequence in 0..CALLS {
                 assert_eq!(history.record_next(group, contract_and_site), sequence);
             }
             history.retire_group(group);
         }
         assert_eq!(history.histories.len(), RETIRED_MAX);
-        assert_eq!((history.next_sequence(5), history.find(5, 2)), (3, None));
-        assert_eq!(
-            (history.next_sequence(GROUPS - 1), history.find(GROUPS - 1, 2)),
-            (3, Some(contract_and_site))
-        );
-        history.retire_group(GROUPS);
-        assert_eq!(history.next_sequence(GROUPS), 0);
-    }
-
-    #[test]
-    fn only_the_last_contracts_of_a_group_are_stored() {
-        let mut history = OperationHistory::default();
-        let contract_and_site = (Contract::NONE, Site::new("a.rs", 1));
-        for _ in 0..HISTORY_MAX + 5 {
-            history.record_next(7, contract_and_site);
-        }
-        assert_eq!((history.find(7, 4), history.find(7, 5)), (None, Some(contract_and_site)));
+        assert_eq!((history.next_sequence(5), history.find(5, CALLS - 1)), (CALLS, None));
+        assert_eq!((history.find(199, 4), history.find(199, 5)), (None, Some(contract_and_site)));
+        history.retire_group(200);
+        assert_eq!(history.next_sequence(200), 0);
     }
 }

@@ -17,8 +17,7 @@ impl Engine {
                 FrameVerdict::Control
             }
             FrameKind::Credit => {
-                let link = self.links.get_or_default(peer);
-                if link.accept_credit(header.offset) {
+                if self.links.get_or_default(peer).accept_credit(header.offset) {
                     return FrameVerdict::Handled;
                 }
                 self.refuse(peer, "its credit frame claims an impossible number of consumed bytes")
@@ -42,7 +41,6 @@ impl Engine {
         }
     }
 
-    /// Returns the key of the operation to which a frame from rank `from` to rank `to` belongs.
     fn key_of_header(header: &FrameHeader, from: Rank, to: Rank) -> OperationKey {
         let FrameHeader { group, sequence, contract, .. } = *header;
         if contract.operation == Operation::Message {
@@ -52,7 +50,6 @@ impl Engine {
         }
     }
 
-    /// Handles a ready frame: `peer` is ready to receive transfers of an operation from this rank.
     fn handle_ready(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let key = Self::key_of_header(header, self.settings.rank, peer);
         let id = self.by_key.get(&key).copied();
@@ -119,8 +116,8 @@ impl Engine {
         }
     }
 
-    /// Returns the key of the operation to which a segment or an announcement belongs. If the operation is complete or the job
-    /// fails, returns a verdict as the error. The first frame of a message is also matched with the posted receives.
+    /// Returns the key of the operation to which a segment or an announcement belongs, or a verdict if the operation is complete
+    /// or the job fails. Matches the first frame of a message with the posted receives.
     fn find_or_match(&mut self, peer: Rank, header: &FrameHeader) -> Result<OperationKey, FrameVerdict> {
         let key = Self::key_of_header(header, peer, self.settings.rank);
         if self.by_key.contains_key(&key) {
@@ -139,10 +136,8 @@ impl Engine {
                     if sequence < link.messages_received && self.matching.arrived_keys.contains(&key) {
                         return Ok(key);
                     }
-                    let detail = format!(
-                        "it sent message {sequence} although message {} was next",
-                        link.messages_received
-                    );
+                    let next = link.messages_received;
+                    let detail = format!("it sent message {sequence} although message {next} was next");
                     return Err(self.refuse(peer, detail));
                 }
                 link.messages_received += 1;
@@ -152,8 +147,7 @@ impl Engine {
         }
     }
 
-    /// Returns false if this rank has called a different collective instead of the one to which the block of a frame belongs.
-    /// Then this rank never begins the block.
+    /// Returns false if this rank has called another collective than the one to which the block of a frame belongs.
     fn may_begin(&self, group: u32, sequence: u64, header: &FrameHeader) -> bool {
         let (call_group, call) = OperationKey::call_of(group, sequence);
         call >= self.history.next_sequence(call_group)
@@ -173,9 +167,9 @@ impl Engine {
         let Some(running) = self.operations.get(&id) else { return FrameVerdict::Discard };
         let (info, number) = (running.info, key.sequence());
         let due = running.due_segment(peer);
-        let expected = due
-            .as_ref()
-            .map_or(info.contract, |due| contract_of_transfer(info.contract, due.segment.transfer_elements));
+        let with_length =
+            |due: &DueSegment| contract_of_transfer(info.contract, due.segment.transfer_elements);
+        let expected = due.as_ref().map_or(info.contract, with_length);
         if header.contract != expected {
             let peer_call = (peer, header.contract);
             self.fail_because_mismatch((info.group, number), (expected, info.site), peer_call);
@@ -222,8 +216,7 @@ impl Engine {
         FrameVerdict::Apply { operation: id, range, action }
     }
 
-    /// Returns the verdict for a segment that must wait: [`FrameVerdict::Store`] if the peer had enough credit, and otherwise
-    /// [`FrameVerdict::Refuse`].
+    /// Returns the verdict for a segment that must wait, for which the peer needs credit.
     fn store_early(&mut self, key: OperationKey, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let link = self.links.get_or_default(peer);
         if header.eager && link.count_early_segment(key, header.payload_bytes as usize) {

@@ -15,8 +15,8 @@ use crate::wire::{Cause, FrameHeader};
 pub const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 /// A rank that leaves the job waits for at most this time until the peers have closed their links.
 pub const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The longest time for which a rank that leaves waits until its peers' machines have accepted its last messages. A machine
-/// accepts no more bytes while its process does not read and the receive buffer is full.
+/// The longest time for which a rank that leaves waits until its peers' machines, whose receive buffers may be full, have
+/// accepted its last messages.
 pub const DELIVERY_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A time, measured from an epoch that the driver chooses.
@@ -27,9 +27,8 @@ pub type Timestamp = Duration;
 pub struct OpId(pub(super) u64);
 
 /// The settings of an engine, which never change.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Settings {
-    /// The rank of this process.
     pub rank: Rank,
     /// The number of bytes of a full segment. All ranks have the same value.
     pub segment_bytes: usize,
@@ -100,8 +99,8 @@ impl OperationKey {
         }
     }
 
-    /// Returns the number of a block of a collective of several stages. The number contains the number of the collective in its
-    /// group, so that blocks of two ranks have the same number only if the ranks have made as many calls.
+    /// Returns the number of a block of a collective of several stages. Blocks of two ranks have the same number only if the
+    /// ranks have made as many calls.
     pub fn block_number(call: u64, block: usize) -> u64 {
         call * BLOCKS_MAX as u64 + block as u64
     }
@@ -130,7 +129,7 @@ impl OperationKey {
     }
 }
 
-/// A frame to send. The driver sends the whole frame before any other frame to the same peer.
+/// A frame to send.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Transmit {
     /// A segment: the header, then the elements `range` of the operation's buffer. If the header has a checksum field, the

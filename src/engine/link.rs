@@ -13,11 +13,9 @@ use crate::wire::{Cause, FrameHeader, FrameKind};
 pub const CREDIT_BYTES: u64 = 1 << 20;
 /// The most frames of early data that a rank may have sent to one peer and that the peer has not consumed.
 pub const CREDIT_FRAMES_MAX: usize = CREDIT_BYTES as usize / credit_cost(0);
-/// The most operations that a rank may have announced to one peer and that the peer has not begun. At this limit, the rank
-/// delays further announcements.
+/// The most operations that a rank may have announced to one peer and that the peer has not begun.
 pub(super) const ANNOUNCED_MAX: usize = 1 << 20;
-/// The call sites of this many last messages to a peer are stored. If the peer's receive does not fit a message, the error names
-/// the line that sent the message.
+/// The call sites of this many last messages to a peer are stored, for the error if the peer's receive does not fit a message.
 const SITES_MAX: usize = 1024;
 
 const _: () = assert!(credit_cost(super::operation::EAGER_BYTES) as u64 <= CREDIT_BYTES / 2);
@@ -44,9 +42,9 @@ pub(super) struct Link {
     pub(super) announced: BTreeMap<OperationKey, Contract>,
     /// For operations that this rank has not begun: the number of transfers for which the peer sent a ready frame.
     pub(super) ready_transfers: BTreeMap<OperationKey, u64>,
-    /// The number of point-to-point messages to the peer, which is also the number of the next message.
+    /// The number of messages to the peer, which is also the number of the next message.
     pub(super) messages_sent: u64,
-    /// The number of point-to-point messages whose first frame has arrived from the peer.
+    /// The number of messages whose first frame has arrived from the peer.
     pub(super) messages_received: u64,
     /// The lines of the caller's program that sent the last messages to the peer, oldest first.
     message_sites: VecDeque<Site>,
@@ -70,7 +68,6 @@ impl Link {
         self.has_left || self.is_lost
     }
 
-    /// Returns the number of bytes that this rank may send on credit now.
     pub(super) fn credit(&self) -> usize {
         (CREDIT_BYTES - (self.credit_spent - self.credit_returned).min(CREDIT_BYTES)) as usize
     }
@@ -79,7 +76,7 @@ impl Link {
         self.credit_spent += credit_cost(bytes) as u64;
     }
 
-    /// Assigns a number to the next message to the peer, and stores the call site of the message. Returns the number.
+    /// Returns the number of the next message to the peer, and stores its call site.
     pub(super) fn number_message(&mut self, site: Site) -> u64 {
         if self.message_sites.len() == SITES_MAX {
             self.message_sites.pop_front();
@@ -89,14 +86,12 @@ impl Link {
         self.messages_sent - 1
     }
 
-    /// Returns the call site of message `sequence`, if it is still stored.
     pub(super) fn site_of(&self, sequence: u64) -> Option<Site> {
         let age = usize::try_from(self.messages_sent.checked_sub(sequence)?).ok()?;
         self.message_sites.get(self.message_sites.len().checked_sub(age)?).copied()
     }
 
-    /// Handles a credit frame, in which the peer says that it has consumed `bytes_consumed` bytes since the start. Returns false
-    /// if this number is impossible.
+    /// Handles a credit frame: the peer has consumed `bytes_consumed` bytes since the start. Returns false if that is impossible.
     pub(super) fn accept_credit(&mut self, bytes_consumed: u64) -> bool {
         let is_possible = bytes_consumed <= self.credit_spent && bytes_consumed >= self.credit_returned;
         if is_possible {
@@ -119,8 +114,7 @@ impl Link {
         *self.stored_segments.entry(key).or_default() += 1;
     }
 
-    /// Forgets a stored segment of `bytes` bytes that has been applied. `was_eager` says whether the peer sent the segment on
-    /// credit.
+    /// Forgets a stored segment that has been applied. `was_eager` says whether the peer sent the segment on credit.
     pub(super) fn forget_stored_segment(&mut self, key: OperationKey, bytes: usize, was_eager: bool) {
         if was_eager {
             self.stored_bytes -= (credit_cost(bytes) as u64).min(self.stored_bytes);

@@ -1,8 +1,7 @@
 //! Matching of messages with receives.
 //!
-//! A receive names a source and a tag, or accepts any source or any tag. A new receive takes the message that arrived first
-//! among the messages that fit. A message that arrives takes the receive that was posted first among the receives that fit.
-//! Messages with the same source and tag keep their order (MPI-4.1, section 3.5).
+//! A new receive takes the message that arrived first among the messages that fit. A message that arrives takes the receive that
+//! was posted first among the receives that fit. Messages with the same source and tag keep their order (MPI-4.1, section 3.5).
 
 use super::interface::{OpId, OperationKey};
 use super::operation::OperationInfo;
@@ -88,12 +87,11 @@ impl Matching {
         Some((key, envelope))
     }
 
-    /// Returns the envelope that [`Matching::take_arrived`] would return, and does not remove the message.
     pub(super) fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
         self.find_arrived(pattern).and_then(|number| self.arrived.get(&number)).map(|(_, envelope)| *envelope)
     }
 
-    /// Returns the arrival number of the message that arrived first among the messages that fit the pattern.
+    /// Returns the arrival number of the message that arrived first among those that fit.
     fn find_arrived(&self, pattern: &Pattern) -> Option<u64> {
         if let (Some(source), Some(tag)) = (pattern.source, pattern.tag) {
             let entry = |number| (pattern.group, source, tag, number);

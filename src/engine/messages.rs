@@ -1,11 +1,9 @@
 //! How messages are sent and received.
 //!
-//! Receives match the messages of a rank to itself like all other messages, but no link carries them: the driver copies the
-//! bytes of such a message, and keeps them until a receive takes them.
+//! No link carries the messages of a rank to itself: the driver keeps their bytes until a receive takes them.
 //!
 //! The driver may also move a short message between the caller's buffer and a link without an operation. The engine allows that
-//! only if the message would be the next one in each of its tables, so the order of messages does not depend on how each of
-//! them goes.
+//! only if the message would be the next one in each of its tables, so the order of messages does not depend on how each goes.
 
 use super::link::Link;
 use super::matching::{Envelope, Pattern, PostedReceive};
@@ -17,9 +15,8 @@ use crate::types::{Contract, Rank, Site};
 impl Engine {
     /// Begins to send elements `0..count` of a buffer as a message. The contract's `layout` is the tag of the message.
     ///
-    /// If this rank sends to itself, a standard send is complete at once, and a synchronous send is complete when a receive has
-    /// matched the message. The driver keeps the bytes of such a message ([`Engine::take_self_delivery`]). Returns the same
-    /// errors as [`Engine::begin`].
+    /// If this rank sends to itself, a standard send is complete at once, and the driver keeps the bytes of the message
+    /// ([`Engine::take_self_delivery`]). Returns the same errors as [`Engine::begin`].
     pub fn send(&mut self, now: Timestamp, request: OperationRequest, to: Rank) -> Result<OpId, Failure> {
         self.check()?;
         if to == self.settings.rank {
@@ -84,7 +81,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts a receive that has matched a message. `key` is the key of the message.
+    /// Starts a receive that has matched the message with this key.
     fn start_matched_receive(
         &mut self,
         posted: &PostedReceive,
@@ -94,9 +91,9 @@ impl Engine {
         let PostedReceive { id, info, .. } = *posted;
         let contract = info.contract;
         if envelope.contract.dtype != contract.dtype || envelope.contract.count > contract.count {
-            let OperationKey::Message { sequence, .. } = key else { return Ok(()) };
+            let number = (info.group, key.sequence());
             let peer_call = (envelope.source, envelope.contract);
-            return Err(self.fail_because_mismatch((info.group, sequence), (contract, info.site), peer_call));
+            return Err(self.fail_because_mismatch(number, (contract, info.site), peer_call));
         }
         self.envelopes.insert(id, envelope);
         if envelope.source == self.settings.rank {
@@ -110,12 +107,7 @@ impl Engine {
         self.start_transfers(id, key, info, vec![step].into()).map(|_| ())
     }
 
-    /// Begins to send a message from this rank to itself: see [`Engine::send`].
-    pub(super) fn send_to_itself(
-        &mut self,
-        now: Timestamp,
-        request: OperationRequest,
-    ) -> Result<OpId, Failure> {
+    fn send_to_itself(&mut self, now: Timestamp, request: OperationRequest) -> Result<OpId, Failure> {
         let (id, rank, contract) = (self.new_id(), self.settings.rank, request.contract);
         let key = OperationKey::Message { from: rank, to: rank, sequence: id.0 };
         match request.mode {
@@ -129,23 +121,19 @@ impl Engine {
         self.match_message(key, (rank, request.group), contract).map(|()| id)
     }
 
-    /// Completes a receive that has matched a message of this rank to itself. Also completes the send of the message if it is
-    /// synchronous.
-    pub(super) fn deliver_to_itself(&mut self, receive: OpId, key: OperationKey) {
-        if let OperationKey::Message { sequence, .. } = key {
-            let send = OpId(sequence);
-            if self.external.contains_key(&send) {
-                self.end_external(send);
-                self.completed.push_back(send);
-            }
-            self.self_deliveries.push_back((send, receive));
-            self.completed.push_back(receive);
+    /// Completes a receive that has matched a message of this rank to itself, and the send of the message if it is synchronous.
+    fn deliver_to_itself(&mut self, receive: OpId, key: OperationKey) {
+        let send = OpId(key.sequence());
+        if self.external.contains_key(&send) {
+            self.end_external(send);
+            self.completed.push_back(send);
         }
+        self.self_deliveries.push_back((send, receive));
+        self.completed.push_back(receive);
     }
 
-    /// Removes and returns the oldest message of this rank to itself that a receive has matched: the operation that sent the
-    /// message, and the receive into whose buffer the driver has to copy the message. Call this method after every
-    /// [`Engine::send`] and [`Engine::receive`].
+    /// Removes and returns the send and the receive of the oldest matched message of this rank to itself. The driver has to copy
+    /// the message. Call this method after every [`Engine::send`] and [`Engine::receive`].
     pub fn take_self_delivery(&mut self) -> Option<(OpId, OpId)> {
         self.self_deliveries.pop_front()
     }
@@ -193,7 +181,7 @@ impl Engine {
     }
 }
 
-/// A message that the driver may send without an operation.
+/// A message that may be sent without an operation.
 pub struct DirectSend<'a> {
     link: &'a mut Link,
     bytes: usize,
@@ -222,20 +210,14 @@ mod tests {
     /// In an earlier version, a link whose messages happened to have no time counted as silent, also if it was busy.
     #[test]
     fn a_message_without_a_time_arrives_at_the_last_known_time() {
-        let settings = Settings {
-            rank: Rank::ZERO,
-            segment_bytes: 1024,
-            checked_links: Vec::new(),
-            host_names: Vec::new(),
-        };
-        let mut engine = Engine::new(settings);
+        let mut engine = Engine::new(Settings::default());
         for rank in [1, 2] {
             engine.links.get_or_default(Rank::new(rank));
         }
         engine.record_direct_receive(Rank::new(1), 8, Some(Duration::from_secs(10)));
         engine.record_direct_receive(Rank::new(2), 8, None);
         engine.advance(Duration::from_secs(12));
-        engine.handle_lost_link(Rank::new(2), "reset");
+        engine.handle_lost_link(Rank::new(2), "reset", true);
         let cause = engine.failure().map(|failure| failure.cause.to_string()).unwrap_or_default();
         assert!(cause.contains("reset, 2.0 s after the last frame from it"), "{cause}");
     }

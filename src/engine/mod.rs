@@ -2,11 +2,10 @@
 //!
 //! The engine executes the [schedules](crate::schedule) of any number of operations at the same time. It decides which frame
 //! each peer is sent next, checks every frame that arrives, matches messages with receives, and keeps the deadlines. If the
-//! job fails, the engine agrees with the peers on one root cause. The engine reads no clock, opens no socket, starts no
-//! thread and touches no data: time is an argument, and data are ranges of elements that the driver maps to memory.
+//! job fails, the engine agrees with the peers on one root cause. Time is an argument, and data are ranges of elements that the
+//! driver maps to memory.
 //!
-//! The caller of the engine is its driver. The driver has these duties:
-//!
+//! The caller of the engine is its driver, which has these duties:
 //! - Pass every frame header to [`Engine::handle_header`], in the order in which the frames arrive on their link.
 //! - Store each frame for which the verdict is [`FrameVerdict::Store`]. When the operation of the frame begins or makes progress,
 //!   pass the header of the frame to [`Engine::check_stored_frame`].
@@ -32,7 +31,6 @@ mod send_queue;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -53,6 +51,7 @@ use crate::types::{Contract, Operation, Rank, RankMap, Site, SortedMap, SortedSe
 use crate::wire::cause::SilentLink;
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
+#[derive(Default)]
 pub struct Engine {
     settings: Settings,
     /// The active operations that the engine executes.
@@ -96,34 +95,11 @@ pub struct Engine {
 
 impl Engine {
     pub fn new(settings: Settings) -> Self {
-        Self {
-            settings,
-            operations: SortedMap::default(),
-            external: BTreeMap::new(),
-            wake_events: 0,
-            by_key: SortedMap::default(),
-            matching: Matching::default(),
-            envelopes: SortedMap::default(),
-            deadlines: SortedSet::default(),
-            overdue_operation: None,
-            history: OperationHistory::default(),
-            announced_max: ANNOUNCED_MAX,
-            links: RankMap::default(),
-            completed: VecDeque::new(),
-            self_deliveries: VecDeque::new(),
-            last_id: 0,
-            now: Duration::ZERO,
-            failure: None,
-            silent_links: Vec::new(),
-            peers_without_acks: BTreeSet::new(),
-            unreachable_peer: None,
-            is_closing: false,
-        }
+        Self { settings, announced_max: ANNOUNCED_MAX, ..Self::default() }
     }
 
     /// Assigns the next number of a group to a collective of the program. Every rank of the group has to call the same collective
-    /// under this number. If a peer calls a different one, the engine detects the mismatch. Returns the failure if the job has
-    /// already failed, or if a peer has announced a different operation with this number.
+    /// under this number. Returns the failure if the job has already failed, or if a peer has announced a different operation.
     pub fn assign_number(&mut self, group: u32, contract_and_site: (Contract, Site)) -> Result<u64, Failure> {
         self.check()?;
         let sequence = self.history.record_next(group, contract_and_site);
@@ -155,7 +131,6 @@ impl Engine {
         self.start_transfers(id, key, OperationInfo::new(now, request), schedule)
     }
 
-    /// Records that a group was dropped.
     pub fn retire_group(&mut self, group: u32) {
         self.history.retire_group(group);
     }
@@ -165,14 +140,13 @@ impl Engine {
         self.matching.probe(pattern)
     }
 
-    /// Returns the key that the frames of an operation carry. Returns `None` if the operation has ended, if it has no frames, or
-    /// if it is a receive that has not matched a message.
+    /// Returns the key that the frames of an operation carry; `None` if it has ended, has no frames, or is a receive that has not
+    /// matched a message.
     pub fn key_of(&self, operation: OpId) -> Option<OperationKey> {
         self.operations.get(&operation).map(|running| running.key)
     }
 
-    /// Returns the envelope of the message that a receive has matched. Returns `None` before a match, and after
-    /// [`Engine::take_completed`] has returned the receive.
+    /// Returns the envelope of the message that a receive has matched, until [`Engine::take_completed`] returns the receive.
     pub fn envelope(&self, receive: OpId) -> Option<&Envelope> {
         self.envelopes.get(&receive)
     }
@@ -183,13 +157,12 @@ impl Engine {
         Some((id, self.envelopes.remove(&id)))
     }
 
-    /// Returns whether this rank has no active operation.
     pub fn is_idle(&self) -> bool {
         self.operations.is_empty() && self.external.is_empty() && self.matching.posted.is_empty()
     }
 
-    /// Returns the number of events for which a thread may wait that waits for no operation: messages that have arrived before a
-    /// matching receive was posted, wake frames and goodbyes.
+    /// Returns the number of messages without a matching receive, of wake frames and of goodbyes. A thread may wait for these
+    /// events.
     pub fn event_count(&self) -> u64 {
         self.matching.unexpected_messages + self.wake_events
     }
@@ -213,7 +186,7 @@ impl Engine {
         deadline.into_iter().chain(report_at).min()
     }
 
-    /// Sets the current time. A time before the current one is ignored.
+    /// Sets the current time, unless it would go back.
     pub fn advance(&mut self, now: Timestamp) {
         self.now = self.now.max(now);
     }
@@ -312,12 +285,10 @@ impl Engine {
         OpId(self.last_id)
     }
 
-    /// Returns the failure as an error, if the job has failed.
     pub(super) fn check(&self) -> Result<(), Failure> {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Starts the transfers of an operation. Returns `id`.
     fn start_transfers(
         &mut self,
         id: OpId,

@@ -1,6 +1,5 @@
-//! An active operation: the progress of each transfer of its schedule.
-//!
-//! A transfer is all elements that one step of the schedule sends or receives. A long transfer is split into segments.
+//! An active operation: the progress of each transfer of its schedule. A transfer is all elements that one step sends or
+//! receives. A long transfer is split into segments.
 
 use std::ops::Range;
 
@@ -9,14 +8,12 @@ use crate::schedule::partition::segment;
 use crate::schedule::{Action, Schedule, Step, StepDependency};
 use crate::types::{Contract, Rank, Site};
 
-/// The most bytes of one operation that a rank may send to a peer before the peer's ready frame arrives. If the peer has not
-/// begun the operation, the peer stores these bytes.
+/// The most bytes of one operation that a rank may send to a peer before the peer's ready frame arrives.
 pub const EAGER_BYTES: usize = 256 << 10;
 
 /// The contract and the deadline of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OperationInfo {
-    /// The group of the collective or of the message.
     pub(super) group: u32,
     pub(super) contract: Contract,
     pub(super) site: Site,
@@ -33,7 +30,6 @@ impl OperationInfo {
     }
 }
 
-/// The part of an external operation that the engine knows.
 pub(super) struct ExternalOperation {
     pub(super) key: OperationKey,
     pub(super) info: OperationInfo,
@@ -56,32 +52,46 @@ pub(super) struct RunningOperation {
     peers_without_ready: usize,
 }
 
-/// The progress of the transfers between this rank and one peer, in the order of the steps.
+/// The progress of the transfers between this rank and one peer.
 #[derive(Default)]
 struct PeerProgress {
-    /// The steps that send to the peer.
-    sends: Vec<usize>,
-    /// The index in `sends` of the first send that is not complete.
-    next_send: usize,
+    sends: Transfers,
     /// How many elements of the first incomplete send have been sent.
     sent_elements: usize,
     /// The peer has sent ready frames for this number of sends, counted from the first one.
     ready_sends: usize,
     /// How many bytes were sent on credit, before the peer's ready frame arrived. At most [`EAGER_BYTES`].
     eager_bytes: usize,
-    /// The bytes of all sends to the peer together.
-    outbound_bytes: usize,
-    /// The bytes of all receives from the peer together.
-    inbound_bytes: usize,
     /// Whether this rank has announced the operation to the peer.
     announced: bool,
-    /// The steps that receive from the peer. Their progress is in the field `receive_progress` of [`RunningOperation`].
-    receives: Vec<usize>,
-    /// The index in `receives` of the first receive that is not complete.
-    next_receive: usize,
+    /// The progress of the receives is in the field `receive_progress` of [`RunningOperation`].
+    receives: Transfers,
     /// This rank has sent ready frames for this number of receives, counted from the first one; `None` if the peer needs no ready
     /// frame.
     ready_receives: Option<usize>,
+}
+
+/// The transfers in one direction between this rank and one peer.
+#[derive(Default)]
+struct Transfers {
+    /// The steps with these transfers, in their order.
+    steps: Vec<usize>,
+    /// The index in `steps` of the first transfer that is not complete.
+    next: usize,
+    /// The bytes of all transfers together.
+    bytes: usize,
+}
+
+impl Transfers {
+    fn add(&mut self, step: usize, bytes: usize) {
+        self.steps.push(step);
+        self.bytes += bytes;
+    }
+
+    /// Returns the step of the first transfer that is not complete, if there is one.
+    fn next_step(&self) -> Option<usize> {
+        self.steps.get(self.next).copied()
+    }
 }
 
 /// The progress of the receive of one step.
@@ -92,7 +102,6 @@ struct ReceiveProgress {
     is_complete: bool,
 }
 
-/// The segment that may be sent to a peer next, or the reason why no segment may be sent now.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum NextSend {
     /// There is nothing to send now: everything is sent, or the data to send have not arrived.
@@ -108,7 +117,6 @@ pub(super) enum NextSend {
     Segment { segment: TransferSegment, eager: bool },
 }
 
-/// A segment of a transfer between this rank and a peer.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct TransferSegment {
     /// The elements of the operation's buffer.
@@ -146,24 +154,20 @@ impl RunningOperation {
             if let Some(send) = &step.send
                 && let Some(peer_progress) = find_peer(&mut peers, send.peer)
             {
-                peer_progress.sends.push(index);
-                peer_progress.outbound_bytes += send.range.len() * element_bytes;
+                peer_progress.sends.add(index, send.range.len() * element_bytes);
                 unfinished_transfers += 1;
             }
             if let Some(receive) = &step.receive
                 && let Some(peer_progress) = find_peer(&mut peers, receive.peer)
             {
-                peer_progress.receives.push(index);
-                peer_progress.inbound_bytes += receive.range.len() * element_bytes;
+                peer_progress.receives.add(index, receive.range.len() * element_bytes);
                 unfinished_transfers += 1;
             }
         }
         let mut peers_without_ready = 0;
-        for (_, peer_progress) in &mut peers {
-            if peer_progress.inbound_bytes > EAGER_BYTES {
-                peer_progress.ready_receives = Some(0);
-                peers_without_ready += 1;
-            }
+        for (_, peer_progress) in peers.iter_mut().filter(|peer| peer.1.receives.bytes > EAGER_BYTES) {
+            peer_progress.ready_receives = Some(0);
+            peers_without_ready += 1;
         }
         Self {
             key,
@@ -188,21 +192,20 @@ impl RunningOperation {
     /// Returns the peer with this index, and whether the operation has any transfers to the peer.
     pub(super) fn peer_at(&self, index: usize) -> (Rank, bool) {
         let (peer, peer_progress) = &self.peers[index];
-        (*peer, !peer_progress.sends.is_empty())
+        (*peer, !peer_progress.sends.steps.is_empty())
     }
 
-    /// Returns the peers from which the operation still has to receive. If there are none, returns the peers to which the
-    /// operation still has to send.
+    /// Returns the peers from which the operation still has to receive or, if there are none, those to which it still has to
+    /// send.
     pub(super) fn awaited_peers(&self) -> impl Iterator<Item = Rank> {
-        let any_receives = self.peers.iter().any(|(_, peer_progress)| peer_progress.has_receives());
-        let is_awaited = move |peer_progress: &PeerProgress| {
-            if any_receives { peer_progress.has_receives() } else { peer_progress.has_sends() }
-        };
-        self.peers.iter().filter(move |(_, peer_progress)| is_awaited(peer_progress)).map(|&(peer, _)| peer)
+        let is_receiving = |(_, progress): &&(Rank, PeerProgress)| progress.receives.next_step().is_some();
+        let is_sending = |(_, progress): &&(Rank, PeerProgress)| progress.sends.next_step().is_some();
+        let any_receives = self.peers.iter().any(|peer| is_receiving(&peer));
+        let is_awaited = move |peer: &&_| if any_receives { is_receiving(peer) } else { is_sending(peer) };
+        self.peers.iter().filter(is_awaited).map(|&(peer, _)| peer)
     }
 
-    /// Returns whether the operation still has to send to `peer`, or still has to receive more from the peer than the driver has
-    /// stored. `stored_segments` is the number of stored segments.
+    /// Returns whether the operation still has to send to `peer`, or to receive more from it than the stored segments.
     pub(super) fn needs(&self, peer: Rank, stored_segments: usize) -> bool {
         self.sends_to(peer) || self.unapplied_segments(peer) > stored_segments
     }
@@ -215,12 +218,11 @@ impl RunningOperation {
             let missing = length - self.receive_progress[step].elements.min(length);
             missing.div_ceil(self.segment_elements).max(1)
         };
-        peer_progress.receives[peer_progress.next_receive..].iter().map(segments).sum()
+        peer_progress.receives.steps[peer_progress.receives.next..].iter().map(segments).sum()
     }
 
-    /// Returns whether the operation still has to send to `peer`.
     pub(super) fn sends_to(&self, peer: Rank) -> bool {
-        self.peer_progress(peer).is_some_and(PeerProgress::has_sends)
+        self.peer_progress(peer).is_some_and(|peer_progress| peer_progress.sends.next_step().is_some())
     }
 
     fn peer_progress(&self, peer: Rank) -> Option<&PeerProgress> {
@@ -228,26 +230,27 @@ impl RunningOperation {
         Some(&self.peers[index].1)
     }
 
-    /// Returns the segment to send to `peer` next, or the reason why no segment may be sent now. `credit` is the number of bytes
-    /// that may be sent on credit (see [`credit_cost`]). The next call must come after [`RunningOperation::record_sent_segment`].
+    /// Returns the segment to send to `peer` next, or why no segment may be sent now. `credit` is the number of bytes that may be
+    /// sent on credit. The next call must come after [`RunningOperation::record_sent_segment`].
     pub(super) fn take_next_send(&mut self, peer: Rank, credit: usize) -> NextSend {
         let element_bytes = self.info.contract.dtype.size_bytes();
         let Some(peer_progress) = self.peer_progress(peer) else { return NextSend::Nothing };
-        let step =
-            peer_progress.sends.get(peer_progress.next_send).and_then(|&step| self.steps[step].send.as_ref());
-        let Some(send) = step else { return NextSend::Nothing };
+        let step = peer_progress.sends.next_step();
+        let Some(send) = step.and_then(|step| self.steps[step].send.as_ref()) else {
+            return NextSend::Nothing;
+        };
         let range = segment(&send.range, peer_progress.sent_elements, self.segment_elements);
         if !self.is_dependency_applied(send.awaited_step, &send.range, &range) {
             return NextSend::Nothing;
         }
         let bytes = range.len() * element_bytes;
-        let eager = peer_progress.next_send >= peer_progress.ready_sends;
+        let eager = peer_progress.sends.next >= peer_progress.ready_sends;
         if eager {
             let is_message = matches!(self.key, OperationKey::Message { .. });
             // If an operation sends more than 256 KiB to the peer, the peer sends ready frames without an announcement. But the
             // peer needs one frame first. Only a frame shows the length of a message, or that the contracts differ.
-            let is_begun = peer_progress.next_send > 0 || peer_progress.eager_bytes > 0;
-            let is_long = is_message || peer_progress.outbound_bytes > EAGER_BYTES;
+            let is_begun = peer_progress.sends.next > 0 || peer_progress.eager_bytes > 0;
+            let is_long = is_message || peer_progress.sends.bytes > EAGER_BYTES;
             let is_known = peer_progress.announced || (is_begun && is_long);
             // A synchronous message is never sent on credit. The receiver answers the announcement of the message with a ready
             // frame when a receive has matched the message.
@@ -260,7 +263,7 @@ impl RunningOperation {
         }
         let segment = TransferSegment {
             range,
-            transfer_index: peer_progress.next_send as u32,
+            transfer_index: peer_progress.sends.next as u32,
             offset: peer_progress.sent_elements,
             transfer_elements: send.range.len(),
         };
@@ -270,7 +273,6 @@ impl RunningOperation {
         NextSend::Segment { segment, eager }
     }
 
-    /// Records that this rank has announced the operation to the peer.
     pub(super) fn set_announced(&mut self, peer: Rank) {
         if let Some(peer_progress) = find_peer(&mut self.peers, peer) {
             peer_progress.announced = true;
@@ -288,12 +290,12 @@ impl RunningOperation {
     /// Records that the segment of the last [`RunningOperation::take_next_send`] has been sent.
     pub(super) fn record_sent_segment(&mut self, peer: Rank) {
         let Some(peer_progress) = find_peer(&mut self.peers, peer) else { return };
-        let Some(&step) = peer_progress.sends.get(peer_progress.next_send) else { return };
+        let Some(step) = peer_progress.sends.next_step() else { return };
         let Some(send) = &self.steps[step].send else { return };
         let sent = segment(&send.range, peer_progress.sent_elements, self.segment_elements);
         peer_progress.sent_elements += sent.len();
         if peer_progress.sent_elements == send.range.len() {
-            peer_progress.next_send += 1;
+            peer_progress.sends.next += 1;
             peer_progress.sent_elements = 0;
             self.unfinished_transfers -= 1;
         }
@@ -302,7 +304,7 @@ impl RunningOperation {
     /// Returns the segment that has to arrive from `peer` next; `None` if the operation receives nothing more from the peer.
     pub(super) fn due_segment(&self, peer: Rank) -> Option<DueSegment> {
         let peer_progress = self.peer_progress(peer)?;
-        let &step = peer_progress.receives.get(peer_progress.next_receive)?;
+        let step = peer_progress.receives.next_step()?;
         let receive = self.steps[step].receive.as_ref()?;
         let offset = self.receive_progress[step].elements;
         let range = segment(&receive.range, offset, self.segment_elements);
@@ -311,7 +313,7 @@ impl RunningOperation {
             is_destination_free && self.is_dependency_applied(receive.awaited_step, &receive.range, &range);
         let segment = TransferSegment {
             range,
-            transfer_index: peer_progress.next_receive as u32,
+            transfer_index: peer_progress.receives.next as u32,
             offset,
             transfer_elements: receive.range.len(),
         };
@@ -321,13 +323,13 @@ impl RunningOperation {
     /// Records that the segment that was due from `peer` has been applied.
     pub(super) fn record_applied_segment(&mut self, peer: Rank) {
         let Some(peer_progress) = find_peer(&mut self.peers, peer) else { return };
-        let Some(&step) = peer_progress.receives.get(peer_progress.next_receive) else { return };
+        let Some(step) = peer_progress.receives.next_step() else { return };
         let Some(receive) = &self.steps[step].receive else { return };
         let progress = &mut self.receive_progress[step];
         progress.elements += segment(&receive.range, progress.elements, self.segment_elements).len();
         if progress.elements == receive.range.len() {
             progress.is_complete = true;
-            peer_progress.next_receive += 1;
+            peer_progress.receives.next += 1;
             self.unfinished_transfers -= 1;
         }
     }
@@ -336,57 +338,48 @@ impl RunningOperation {
     pub(super) fn enable_ready_frames(&mut self, peer: Rank) {
         if let Some(peer_progress) = find_peer(&mut self.peers, peer)
             && peer_progress.ready_receives.is_none()
-            && !peer_progress.receives.is_empty()
+            && !peer_progress.receives.steps.is_empty()
         {
             peer_progress.ready_receives = Some(0);
             self.peers_without_ready += 1;
         }
     }
 
-    /// Returns the ready frames to send now: the peers, and for each peer the number of transfers from the peer for which this
-    /// rank is ready, counted from the first one.
+    /// Returns the ready frames to send now: the peers, and the number of transfers from each for which this rank is ready.
     pub(super) fn take_ready_frames(&mut self) -> Vec<(Rank, usize)> {
         let mut ready_frames = Vec::new();
         if self.peers_without_ready == 0 {
             return ready_frames;
         }
         for index in 0..self.peers.len() {
-            let (peer, peer_progress) = &self.peers[index];
-            let Some(reported) =
-                peer_progress.ready_receives.filter(|&reported| reported < peer_progress.receives.len())
-            else {
-                continue;
-            };
+            let (peer, PeerProgress { ready_receives, receives: Transfers { steps, .. }, .. }) =
+                &self.peers[index];
+            let Some(reported) = ready_receives.filter(|&reported| reported < steps.len()) else { continue };
             let is_ready = |&&step: &&usize| {
                 let awaited_step = self.steps[step].receive.as_ref().and_then(|receive| receive.awaited_step);
                 awaited_step.is_none_or(|StepDependency(step)| self.receive_progress[step].is_complete)
             };
-            let ready = reported + peer_progress.receives[reported..].iter().take_while(is_ready).count();
+            let ready = reported + steps[reported..].iter().take_while(is_ready).count();
             if ready > reported {
                 ready_frames.push((*peer, ready));
-                self.peers_without_ready -= usize::from(ready == peer_progress.receives.len());
+                self.peers_without_ready -= usize::from(ready == steps.len());
                 self.peers[index].1.ready_receives = Some(ready);
             }
         }
         ready_frames
     }
 
-    /// Returns false if the first `elements` elements of a step's receive would overwrite elements that the step still has to
-    /// send.
+    /// Returns false if the first `elements` elements of a step's receive would overwrite elements that it still has to send.
     fn is_destination_free(&self, step: usize, elements: usize) -> bool {
-        let Some(send) =
-            self.steps[step].send.as_ref().filter(|_| self.steps[step].must_send_before_receiving(step))
-        else {
-            return true;
-        };
-        self.peer_progress(send.peer).is_none_or(|peer_progress| {
-            let next = peer_progress.sends.get(peer_progress.next_send);
-            next.is_none_or(|&next| next > step || (next == step && peer_progress.sent_elements >= elements))
+        let send =
+            self.steps[step].send.as_ref().filter(|_| self.steps[step].must_send_before_receiving(step));
+        send.and_then(|send| self.peer_progress(send.peer)).is_none_or(|peer_progress| {
+            let next = peer_progress.sends.next_step();
+            next.is_none_or(|next| next > step || (next == step && peer_progress.sent_elements >= elements))
         })
     }
 
-    /// Returns whether the data on which a segment depends have been applied. `range` is the whole transfer, and `segment` is a
-    /// part of it. `awaited_step` is the step whose receive must be applied before the transfer.
+    /// Returns whether the data have been applied on which a segment of the transfer `range` depends.
     fn is_dependency_applied(
         &self,
         awaited_step: Option<StepDependency>,
@@ -410,16 +403,4 @@ pub(super) const fn credit_cost(bytes: usize) -> usize {
 fn find_peer(peers: &mut [(Rank, PeerProgress)], peer: Rank) -> Option<&mut PeerProgress> {
     let index = peers.binary_search_by_key(&peer, |entry| entry.0).ok()?;
     Some(&mut peers[index].1)
-}
-
-impl PeerProgress {
-    /// Returns whether a send to the peer is not complete.
-    fn has_sends(&self) -> bool {
-        self.next_send < self.sends.len()
-    }
-
-    /// Returns whether a receive from the peer is not complete.
-    fn has_receives(&self) -> bool {
-        self.next_receive < self.receives.len()
-    }
 }

@@ -38,7 +38,6 @@ pub(super) struct SendQueue {
 }
 
 impl SendQueue {
-    /// Adds a message behind all earlier messages.
     pub(super) fn add_message(&mut self, id: OpId) {
         self.unopened.push_back(id);
         if self.unopened.len() == 1 {
@@ -50,15 +49,13 @@ impl SendQueue {
         !self.unopened.is_empty()
     }
 
-    /// Resumes an operation in `waiting_for_data`, because the operation has applied a segment.
     pub(super) fn resume_after_data(&mut self, id: OpId) {
         if self.waiting_for_data.remove(&id) {
             self.runnable.push_back(id);
         }
     }
 
-    /// Suspends an operation until a ready frame arrives. With `credit_needed`, the operation also resumes when there are so many
-    /// bytes of credit.
+    /// Suspends an operation until a ready frame arrives or, with `credit_needed`, there are so many bytes of credit.
     pub(super) fn suspend(&mut self, id: OpId, credit_needed: Option<usize>) {
         match credit_needed {
             Some(credit_needed) => {
@@ -70,8 +67,8 @@ impl SendQueue {
         }
     }
 
-    /// Returns whether an operation may be announced now, and records its announcement. At most `announced_max` announcements may
-    /// be unanswered. At this limit, the operation is announced after a ready frame has answered another announcement.
+    /// Returns whether an operation may be announced now, and records its announcement. If `announced_max` announcements are
+    /// unanswered, the operation is announced after a ready frame has answered one.
     pub(super) fn try_announce(&mut self, id: OpId, key: OperationKey, announced_max: usize) -> bool {
         let may_announce = self.announced.len() < announced_max;
         if may_announce {
@@ -82,8 +79,7 @@ impl SendQueue {
         may_announce
     }
 
-    /// Records that a frame of an operation is sent. After the first frame of a message, the message with the next number takes
-    /// turns.
+    /// Records that a frame of an operation is sent. After the first frame of a message, the next message takes turns.
     pub(super) fn record_frame(&mut self, id: OpId, payload_bytes: usize, segment_bytes: usize) {
         if self.unopened.front() != Some(&id) {
             return;

@@ -1,6 +1,7 @@
 //! Tests with two engines that exchange frames without a transport.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use super::*;
 use crate::schedule::Schedule;

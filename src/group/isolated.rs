@@ -86,7 +86,7 @@ impl Group {
             Ok(roster)
         });
         // Even after a failure, the port must not accept connections of the isolated group any more.
-        let taken = transport.take_accepted_from(&mut core().link_driver.transport.sockets, epoch.elapsed());
+        let taken = transport.take_accepted_from(&mut core().link_driver.transport.sockets);
         let roster = connected?;
         taken.map_err(refused_queue)?;
         Ok((roster, transport))

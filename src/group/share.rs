@@ -178,7 +178,7 @@ impl Group {
         if !self.shares_memory {
             return Ok(None);
         }
-        let shared = self.share_segment(HandoverBuffer::segment_bytes(count), HandoverBuffer::new);
+        let shared = self.share_segment(HandoverBuffer::segment_bytes(count), HandoverBuffer);
         let Err(error) = shared else { return Ok(shared.ok()) };
         let why = error.reason()?;
         log::info!("group {} shares no memory for gradients: {why}", self.id);

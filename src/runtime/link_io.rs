@@ -240,11 +240,7 @@ impl LinkIo {
     pub(crate) fn handle_loss(&mut self, peer: Rank, detail: &str, engine: &mut Engine) {
         self.is_lost = true;
         let LinkBytes { bytes_sent, bytes_received, .. } = self.counters;
-        if bytes_sent > 0 || bytes_received > 0 {
-            engine.handle_lost_link(peer, detail);
-        } else {
-            engine.handle_unopened_link(peer, detail);
-        }
+        engine.handle_lost_link(peer, detail, bytes_sent > 0 || bytes_received > 0);
     }
 
     /// Fails the job because bytes from the peer are corrupt. Then nothing more is read from the peer.

@@ -1,11 +1,10 @@
-//! Schedules in which the buffer passes along a chain of ranks. Each rank of the chain either reduces its own elements into
-//! the buffer or copies the buffer, and forwards each segment as soon as it has applied the segment.
+//! Schedules in which the buffer passes along a chain of ranks (`docs/schedules.md`). Each rank reduces its own elements into the
+//! buffer or copies it, and forwards each segment at once.
 
 use super::{Action, Schedule, Step, StepDependency, StepTransfer};
 use crate::types::{Rank, WorldSize};
 
-/// Reduces to `root` along the ring in n-1 hops, from the root's successor to the root. Each rank except the root sends S
-/// bytes. The buffers of all ranks except the root then contain partial results.
+/// Reduces to `root` along the ring, from the root's successor to the root. The other buffers then contain partial results.
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let next = (rank != root).then(|| world.rank_after(rank, 1));
     let previous = (rank != world.rank_after(root, 1)).then(|| world.rank_before(rank, 1));
@@ -13,15 +12,13 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedul
     Schedule::default().with_chain_step(previous, next, 0..count, action)
 }
 
-/// Computes an inclusive prefix: rank r gets the reduction of the contributions of ranks 0 to r, in rank order. There are n-1
-/// hops. Each rank except the last sends S bytes.
+/// Computes an inclusive prefix: rank r gets the reduction of the contributions of ranks 0 to r, in rank order.
 pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (previous, next) = previous_and_next_in_chain(world, rank);
     Schedule::default().with_chain_step(previous, next, 0..count, Action::Reduce)
 }
 
-/// Computes an exclusive prefix: rank r gets the reduction of the contributions of ranks 0 to r-1, in rank order. There are
-/// n-1 hops. Each rank except the last sends its contribution's length twice.
+/// Computes an exclusive prefix: rank r gets the reduction of the contributions of ranks 0 to r-1, in rank order.
 ///
 /// The buffer has 2 * `count` elements. The first half contains the rank's contribution and, after the operation, the
 /// inclusive prefix. The second half is for the result, which is unspecified on rank 0. Rank r sends its inclusive prefix to
@@ -41,9 +38,8 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     vec![step(prefix.clone(), Action::Reduce), step(result, Action::Copy)].into()
 }
 
-/// Reduces to `root` in rank order, for a function that is associative but does not commute. There are n-1 hops if the last
-/// rank is the root, and n hops otherwise. Each rank sends at most S bytes. The buffer of each rank r except the root then
-/// contains the reduction of the contributions of ranks 0 to r.
+/// Reduces to `root` in rank order, for a function that is associative but does not commute. The buffer of each rank r except the
+/// root then contains the reduction of the contributions of ranks 0 to r.
 pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let (schedule, last) = (scan(world, rank, count), last_rank(world));
     if root == last {
@@ -56,15 +52,13 @@ pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 }
 
 /// Reduces all buffers in rank order and gives every rank the result, for a function that is associative but does not commute.
-/// There are 2(n-1) hops, from rank 0 to the last rank and back. Each rank sends at most 2S bytes. All ranks copy the result
-/// of the last rank, so it has the same bits on all ranks.
+/// All ranks copy the result of the last rank, so it has the same bits on all ranks.
 pub fn ordered_all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (previous, next) = previous_and_next_in_chain(world, rank);
     scan(world, rank, count).with_chain_step(next, previous, 0..count, Action::Copy)
 }
 
-/// Returns the previous and the next rank in the chain from rank 0 to the last rank. Rank 0 has no previous rank, and
-/// the last rank has no next rank.
+/// Returns the previous and the next rank in the chain from rank 0 to the last rank.
 fn previous_and_next_in_chain(world: WorldSize, rank: Rank) -> (Option<Rank>, Option<Rank>) {
     let previous = (rank != Rank::ZERO).then(|| world.rank_before(rank, 1));
     let next = (rank != last_rank(world)).then(|| world.rank_after(rank, 1));

@@ -12,8 +12,7 @@ pub enum CollectiveSpec {
     Barrier,
     /// Every rank gets the reduction of all buffers.
     AllReduce { count: usize },
-    /// The root gets the reduction of all buffers. After the operation, the contents of the buffers of all ranks except
-    /// the root are unspecified.
+    /// The root gets the reduction of all buffers. The other ranks' buffers are then unspecified.
     Reduce { count: usize, root: Rank },
     /// Every rank gets its part of the reduction of all buffers.
     ReduceScatter(Partition),
@@ -24,8 +23,7 @@ pub enum CollectiveSpec {
     /// The root gets the parts of all ranks. The root's buffer has space for all parts. The buffer of every
     /// rank except the root contains only that rank's part.
     Gather { partition: Partition, root: Rank },
-    /// Every rank gets its part of the root's buffer. The buffers have the same lengths as in
-    /// [`CollectiveSpec::Gather`].
+    /// Every rank gets its part of the root's buffer. The buffers have the same lengths as in `Gather`.
     Scatter { partition: Partition, root: Rank },
     /// Each rank sends a part to each other rank. The buffer contains the elements to send and then the elements to
     /// receive: part r of `send` goes to rank r, and part r of `receive` comes from rank r. The caller copies the part
@@ -66,8 +64,8 @@ impl CollectiveSpec {
         }
     }
 
-    /// Returns the number of elements of the operation. This number must be the same on all ranks. Returns 0 for a
-    /// barrier, and for an all-to-all with uneven parts, in which the number may differ between ranks.
+    /// Returns the number of elements of the operation, which must be the same on all ranks. Returns 0 for a barrier, and for an
+    /// all-to-all with uneven parts, in which the number may differ between ranks.
     pub fn count(&self) -> usize {
         match self {
             Self::AllReduce { count }
@@ -84,15 +82,15 @@ impl CollectiveSpec {
         }
     }
 
-    /// Returns the same operation for a block of the buffer with `count` elements. Panics if the operation divides its buffer
-    /// into one part for each rank, or is a scan or exscan.
+    /// Returns the same operation with another root, for a block of the buffer with `count` elements. Panics if the operation
+    /// divides its buffer into one part for each rank, or is a scan or exscan.
     #[must_use]
-    pub fn with_count(&self, count: usize) -> Self {
+    pub fn of_block(&self, count: usize, root: Rank) -> Self {
         match *self {
             Self::Barrier => Self::Barrier,
             Self::AllReduce { .. } => Self::AllReduce { count },
-            Self::Reduce { root, .. } => Self::Reduce { count, root },
-            Self::Broadcast { root, .. } => Self::Broadcast { count, root },
+            Self::Reduce { .. } => Self::Reduce { count, root },
+            Self::Broadcast { .. } => Self::Broadcast { count, root },
             _ => unreachable!("{self:?} is not run in blocks"),
         }
     }

@@ -5,11 +5,9 @@ use super::partition::Partition;
 use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Creates a reduce-scatter: each rank sends its contribution to each part to the owner of the part. Each rank sends S bytes
-/// minus its own part, in n-1 messages.
-///
-/// Rank r reduces the contributions of ranks r-1, r-2 and so on (modulo n) into its own contribution. To keep this order, each
-/// receive waits for the receive of the previous step, and the rank stores contributions that arrive early.
+/// Creates a reduce-scatter: each rank sends its contribution to each part to the owner of the part. Rank r reduces the
+/// contributions of ranks r-1, r-2 and so on (modulo n) into its own. To keep this order, each receive waits for that of the
+/// previous step.
 pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     let mut schedule = Schedule::default();
     for distance in 1..world.get() {
@@ -27,19 +25,16 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
     add_all_gather(Schedule::default(), world, rank, partition)
 }
 
-/// Creates a two-shot all-reduce: a reduce-scatter, then an all-gather. Each rank sends 2(n-1)/n S bytes in 2(n-1) messages.
-/// All ranks copy the result of a chunk from its owner, so it has the same bits on all ranks.
+/// Creates a two-shot all-reduce: a reduce-scatter, then an all-gather. All ranks copy the result of a chunk from its owner, so
+/// it has the same bits on all ranks.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let partition = Partition::even(count, world);
     add_all_gather(reduce_scatter(world, rank, &partition), world, rank, &partition)
 }
 
-/// Exchanges one part between each pair of ranks (all-to-all) in n-1 steps. In step k rank r sends to rank r + k and receives
-/// from rank r - k (modulo n).
-///
-/// The first `send.total()` elements of the buffer are the data to send: `send` says which part is for which rank. The rest of
-/// the buffer is for the received data: `receive` says which part is from which rank. For ranks a and b, part b in the `send`
-/// of rank a must be as long as part a in the `receive` of rank b. The caller copies the part of a rank for itself.
+/// Exchanges one part between each pair of ranks (all-to-all). In step k rank r sends to rank r + k and receives from rank r - k
+/// (modulo n). The buffer is that of [`CollectiveSpec::AllToAll`](super::CollectiveSpec::AllToAll). For ranks a and b, part b in
+/// the `send` of rank a must be as long as part a in the `receive` of rank b.
 pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Partition) -> Schedule {
     let receive_start = send.total();
     let step = |distance| {
@@ -51,8 +46,8 @@ pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Part
     (1..world.get()).map(step).collect::<Vec<Step>>().into()
 }
 
-/// Gathers to `root` in one round. Each rank except the root sends its own part. The root's buffer has space for all parts,
-/// and already contains the root's own part. The buffer of every other rank contains only that rank's part.
+/// Gathers to `root`. The root's buffer has space for all parts, and already contains the root's own part. The buffer of every
+/// other rank contains only that rank's part.
 pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -> Schedule {
     let steps: Vec<Step> = if rank == root {
         let peers = (1..world.get()).map(|distance| world.rank_after(root, distance));
@@ -72,8 +67,7 @@ pub fn scatter(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) 
     schedule
 }
 
-/// Adds the steps of an all-gather. If the schedule already has the steps of a reduce-scatter, the sends of the
-/// all-gather wait for the last receive of the reduce-scatter.
+/// Adds an all-gather. After a reduce-scatter, its sends wait for the last receive.
 fn add_all_gather(mut schedule: Schedule, world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     let awaited_step = schedule.last_step();
     for distance in 1..world.get() {

@@ -22,9 +22,8 @@ pub fn block_bytes(bytes: u64) -> u64 {
     (32 * bytes.isqrt()).max(BLOCK_BYTES_MIN).max((bytes / 2).div_ceil(BLOCKS_MAX))
 }
 
-/// Creates an all-reduce: each half is reduced up its tree and broadcast down the same tree, in 2 floor(log2 n) hops. Each
-/// rank sends at most 2S bytes. All ranks copy the result of a half from the top of its tree, so it has the same bits on all
-/// ranks.
+/// Creates an all-reduce: each half is reduced up its tree and broadcast down the same tree. All ranks copy the result of a half
+/// from the top of its tree, so it has the same bits on all ranks.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     let neighbours = Tree::BOTH_TREES.map(|tree| TreeNeighbours::new(tree, world, rank));
@@ -40,9 +39,8 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     schedule
 }
 
-/// Reduces to `root`. Both trees contain all ranks except `root`, and the top rank of each tree sends its half to `root`.
-/// There are floor(log2(n-1)) + 1 hops. Each rank except the root sends S bytes. The buffers of all ranks except `root` then
-/// contain partial results.
+/// Reduces to `root`. Both trees contain all ranks except `root`, and the top rank of each tree sends its half to `root`. The
+/// buffers of all ranks except `root` then contain partial results.
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {
@@ -52,8 +50,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usi
     schedule
 }
 
-/// Broadcasts from `root`: this is [`reduce`] with the direction of every message reversed. Each rank sends at most S
-/// bytes.
+/// Broadcasts from `root`: this is [`reduce`] with the direction of every message reversed.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {
@@ -63,8 +60,7 @@ pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: 
     schedule
 }
 
-/// Returns the elements that a tree transfers, for a buffer of `count` elements: the first half if `tree` is 0, the
-/// second half if `tree` is 1.
+/// Returns the elements that a tree transfers: the first half of the buffer if `tree` is 0, the second half if `tree` is 1.
 fn half_of_tree(count: usize, tree: usize) -> Range<usize> {
     let middle = count.div_ceil(2);
     if tree == 0 { 0..middle } else { middle..count }
@@ -85,8 +81,8 @@ impl TreeNeighbours {
         Self { parent: parent.map(rank), children: children.into_iter().map(rank).collect() }
     }
 
-    /// Returns the neighbours of `rank` in a tree with `root` at the top. The only child of `root` is the top of a
-    /// tree of all ranks except `root`, in which the successor of `root` has place 0.
+    /// Returns the neighbours of `rank` in a tree with `root` at the top. The only child of `root` is the top of a tree of all
+    /// other ranks, in which the successor of `root` has place 0.
     fn with_root_on_top(root: Rank, tree: Tree, world: WorldSize, rank: Rank) -> Self {
         let places = world.as_usize() - 1;
         let rank_at = |place: usize| world.rank_after(root, 1 + place as u32);
@@ -101,9 +97,8 @@ impl TreeNeighbours {
         Self { parent: Some(parent), children: children.into_iter().map(rank_at).collect() }
     }
 
-    /// For each block, adds the steps that reduce the blocks of the children into this rank's block and send the
-    /// result to the parent. Returns one entry for each block: the last step that reduces the block, or `None` if the
-    /// rank has no children.
+    /// For each block, adds the steps that reduce the blocks of the children into this rank's block and send the result to the
+    /// parent. Returns for each block the last step that reduces it; `None` if the rank has no children.
     fn push_reduce_to_parent(
         &self,
         schedule: &mut Schedule,
@@ -149,25 +144,16 @@ impl TreeNeighbours {
     }
 }
 
-/// One of the two trees.
-///
-/// A place is the position of a rank in the tree, from 0 to n-1. The floor(n/2) inner nodes form a balanced search tree, and
-/// leaf i is in the gap before inner node i. One of the inner nodes beside this gap has no inner node as its child on the side
-/// of the gap: this inner node is the parent of the leaf.
+/// One of the two trees. A place is the position of a rank in the tree, from 0 to n-1. Leaf i is in the gap before inner node i.
+/// One of the inner nodes beside this gap has no inner node as its child on the side of the gap: this is the parent of the leaf.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
     /// The tree in which leaves and inner nodes alternate, starting with a leaf at place 0.
     First,
-    /// The tree whose inner nodes are leaves of the first tree. Inner node 0 of the first tree is the last leaf of the second
-    /// tree, inner node 1 is leaf 0, inner node 2 is leaf 1, and so on.
+    /// The tree whose inner nodes are leaves of the first tree. Inner node 0 of the first tree is its last leaf, inner node 1 is
+    /// leaf
+    /// 0, inner node 2 is leaf 1, and so on.
     Second,
-}
-
-/// The node at a place of a tree: its kind, and its index among the nodes of that kind.
-#[derive(Clone, Copy)]
-enum Node {
-    Inner(usize),
-    Leaf(usize),
 }
 
 impl Tree {
@@ -181,60 +167,47 @@ impl Tree {
         let mut parent = None;
         while !inner.is_empty() {
             let middle = middle_node(&inner);
-            let (before, after) = (inner.start..middle, middle + 1..inner.end);
-            let is_before = match node {
-                Node::Inner(index) if index == middle => {
-                    let children =
-                        [before, after].into_iter().filter_map(|inner| top_of_subtree(places, &inner));
-                    return (parent, children.map(|node| self.place_of_node(places, node)).collect());
-                }
-                Node::Inner(index) => index < middle,
-                Node::Leaf(index) => index <= middle,
-            };
-            inner = if is_before { before } else { after };
-            parent = Some(self.place_of_node(places, Node::Inner(middle)));
+            let (before, after) = (inner.start..middle / 2, middle / 2 + 1..inner.end);
+            if node == middle {
+                let children = [before, after].into_iter().filter_map(|inner| top_of_subtree(places, &inner));
+                return (parent, children.map(|node| self.place_of_node(places, node)).collect());
+            }
+            inner = if node < middle { before } else { after };
+            parent = Some(self.place_of_node(places, middle));
         }
         (parent, Vec::new())
     }
 
-    fn node_at_place(self, places: usize, place: usize) -> Node {
-        let (inner, half) = (places / 2, place / 2);
+    /// Returns the node at a place: the place that this node has in the first tree. Leaf i is node 2i, and inner node i is node
+    /// 2i + 1.
+    fn node_at_place(self, places: usize, place: usize) -> usize {
+        let leaves = places - places / 2;
         match self {
-            Self::First if !place.is_multiple_of(2) => Node::Inner(half),
-            Self::First => Node::Leaf(half),
-            Self::Second if place.is_multiple_of(2) && half < inner => Node::Inner(half),
-            Self::Second => {
-                let leaves = places - inner;
-                Node::Leaf((half + leaves - 1) % leaves)
-            }
+            Self::First => place,
+            Self::Second if place.is_multiple_of(2) && place / 2 < places / 2 => place + 1,
+            Self::Second => (place / 2 + leaves - 1) % leaves * 2,
         }
     }
 
-    fn place_of_node(self, places: usize, node: Node) -> usize {
-        match (self, node) {
-            (Self::First, Node::Inner(index)) => 2 * index + 1,
-            (Self::First, Node::Leaf(index)) | (Self::Second, Node::Inner(index)) => 2 * index,
+    fn place_of_node(self, places: usize, node: usize) -> usize {
+        let leaves = places - places / 2;
+        match self {
+            Self::First => node,
+            Self::Second if !node.is_multiple_of(2) => node - 1,
             // If the number of places is odd, the last place is a leaf in both trees.
-            (Self::Second, Node::Leaf(index)) => {
-                let half = (index + 1) % (places - places / 2);
-                (2 * half + 1).min(places - 1)
-            }
+            Self::Second => ((node / 2 + 1) % leaves * 2 + 1).min(places - 1),
         }
     }
 }
 
 /// Returns the top node of the subtree of a range of inner nodes. For an empty range, returns the leaf in the gap at which the
 /// range begins, or `None` if this gap has no leaf.
-fn top_of_subtree(places: usize, inner: &Range<usize>) -> Option<Node> {
-    if !inner.is_empty() {
-        return Some(Node::Inner(middle_node(inner)));
-    }
-    let leaves = places - places / 2;
-    (inner.start < leaves).then_some(Node::Leaf(inner.start))
+fn top_of_subtree(places: usize, inner: &Range<usize>) -> Option<usize> {
+    let node = if inner.is_empty() { 2 * inner.start } else { middle_node(inner) };
+    (node < places).then_some(node)
 }
 
-/// Returns the middle node of a nonempty range of inner nodes: the top of the subtree of these nodes. If two nodes are
-/// in the middle, returns the lower node.
+/// Returns the lower middle node of a nonempty range of inner nodes: the top of the subtree of these nodes.
 fn middle_node(inner: &Range<usize>) -> usize {
-    inner.start + (inner.len() - 1) / 2
+    2 * (inner.start + (inner.len() - 1) / 2) + 1
 }

@@ -7,7 +7,7 @@ use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Creates a dissemination barrier: in the step of distance d, rank r sends an empty message to rank r + d and waits for the
-/// message of rank r - d (modulo n). After the last step, each rank has heard from all ranks, directly or through other ranks.
+/// message of rank r - d (modulo n).
 pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
     let mut schedule = Schedule::default();
     for distance in distances(world) {
@@ -17,8 +17,7 @@ pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
     schedule
 }
 
-/// Creates an all-gather of `count` elements from each rank, for any n. Each rank sends (n-1) * `count` elements. Panics if
-/// the number of elements in all slots overflows a `usize`.
+/// Creates an all-gather of `count` elements from each rank. Panics if the number of elements in all slots overflows a `usize`.
 ///
 /// The buffer has a slot of `count` elements for each rank. Slot i of rank r is for the data of rank r + i (modulo n), so slot
 /// 0 contains the rank's own data. In the step of distance d, rank r sends slots 0 to d-1 to rank r - d, and receives slots d
@@ -37,12 +36,10 @@ pub fn all_gather(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     schedule
 }
 
-/// Creates a butterfly: an all-reduce in log2 n steps. Each rank sends S log2 n bytes. Panics if the world's size is not a
-/// power of two.
+/// Creates a butterfly: an all-reduce in log2 n steps. Panics if the world's size is not a power of two.
 ///
 /// In the step of distance d, rank r exchanges its whole buffer with rank r XOR d. The two ranks reduce the same two values in
 /// opposite orders. Every built-in reduction gives the same bits in both orders, so the result has the same bits on all ranks.
-/// A rank must also store arriving data until it has sent its own buffer.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     assert!(world.get().is_power_of_two(), "the size of the world must be a power of two");
     let mut schedule = Schedule::default();

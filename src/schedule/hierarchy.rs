@@ -2,11 +2,8 @@
 //! communicate in shared memory.
 //!
 //! The buffer is divided into slices, as many as the largest host has ranks. On each host, each slice has one *carrier*: the
-//! rank that exchanges the slice with other hosts. An all-reduce has three stages: on each host, each carrier reduces its
-//! slices over the ranks of the host; the carriers of a slice on all hosts reduce the slice; and each carrier shares its
-//! results with the ranks of the host. `docs/hierarchy.md` describes the other collectives.
-//!
-//! Between hosts, each slice is a separate instance of an ordinary algorithm in which each host has the role of a rank.
+//! rank that exchanges the slice with other hosts. `docs/hierarchy.md` describes the stages of each collective. Between hosts,
+//! each slice is a separate instance of an ordinary algorithm in which each host has the role of a rank.
 
 use std::ops::Range;
 
@@ -55,26 +52,19 @@ pub struct HostLayout {
 }
 
 impl HostLayout {
-    /// Returns the layout for `rank`. Ranks r and s are on the same host if `host_ids[r] == host_ids[s]`. Returns
-    /// `None` if a hierarchy has no advantage: if there is only one host, or if each rank has a host to itself. Panics if
-    /// `host_ids` has no entry for `rank`.
+    /// Returns the layout for `rank`. Ranks r and s are on the same host if `host_ids[r] == host_ids[s]`. Returns `None` if there
+    /// is only one host, or if each rank has a host to itself. Panics if `host_ids` has no entry for `rank`.
     pub fn new(host_ids: &[u32], rank: Rank) -> Option<Self> {
-        let mut known_host_ids: Vec<u32> = Vec::new();
         let mut hosts: Vec<Vec<Rank>> = Vec::new();
-        for (member, host_id) in host_ids.iter().enumerate() {
-            let host = known_host_ids.iter().position(|other| other == host_id).unwrap_or_else(|| {
-                known_host_ids.push(*host_id);
-                hosts.push(Vec::new());
-                hosts.len() - 1
-            });
-            hosts[host].push(Rank::new(member as u32));
+        for (member, id) in (0..).map(Rank::new).zip(host_ids) {
+            match hosts.iter_mut().find(|ranks| host_ids[ranks[0].index()] == *id) {
+                Some(ranks) => ranks.push(member),
+                None => hosts.push(vec![member]),
+            }
         }
         let local_rank = |ranks: &Vec<Rank>| ranks.iter().position(|&member| member == rank);
-        let (host, local) = hosts
-            .iter()
-            .enumerate()
-            .find_map(|(host, ranks)| Some((host, local_rank(ranks)?)))
-            .expect("`host_ids` has an entry for the rank");
+        let place = hosts.iter().enumerate().find_map(|(host, ranks)| Some((host, local_rank(ranks)?)));
+        let (host, local) = place.expect("`host_ids` has an entry for the rank");
         let is_useful = hosts.len() > 1 && hosts.len() < host_ids.len();
         is_useful.then_some(Self { hosts, host, local, chunk_bytes: CHUNK_BYTES })
     }
@@ -109,7 +99,8 @@ impl HostLayout {
                 Algorithm::DoubleTree => double_tree::block_bytes(slice_bytes) as usize / element_bytes,
                 _ => slice_elements,
             };
-            let stages = self.stages(&spec.with_count(elements.len()), algorithm, message_elements.max(1));
+            let stages =
+                self.stages(&spec.of_block(elements.len(), spec.root()), algorithm, message_elements.max(1));
             Block { elements, stages }
         };
         blocks(0..count, self.block_elements(count, element_bytes)).map(block).collect()
@@ -121,23 +112,21 @@ impl HostLayout {
         (hosts_and_slices * (self.chunk_bytes / element_bytes)).max(count.div_ceil(BLOCKS_MAX))
     }
 
-    /// Returns the stages of this rank for the operation `spec`: the first stage on the host, the stage between hosts, and the
-    /// last stage on the host. `algorithm` is the algorithm between hosts. If it divides a slice into blocks, each block has
-    /// `block` elements.
+    /// Returns the stages of this rank for the operation `spec`. `algorithm` is the algorithm between hosts. If it divides a
+    /// slice into blocks, each block has `block` elements.
     pub fn stages(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Vec<CollectiveStage> {
-        let local_root = |root: Rank| self.hosts[self.host].iter().position(|&rank| rank == root);
-        let (count, root) = (spec.count(), spec.root());
+        let count = spec.count();
+        let local_root = self.local_ranks().iter().position(|&rank| rank == spec.root());
         let parts = self.carried_parts(count);
         let (gather, barrier) = (CollectiveSpec::AllGather(parts.clone()), CollectiveSpec::Barrier);
         let (first_on_host, last_on_host) = match spec {
             CollectiveSpec::Barrier => (barrier.clone(), barrier),
             CollectiveSpec::AllReduce { .. } => (CollectiveSpec::ReduceScatter(parts), gather),
             // In the third stage, all ranks of the root's host get the result, although only the root needs it.
-            CollectiveSpec::Reduce { .. } => (
-                CollectiveSpec::ReduceScatter(parts),
-                if local_root(root).is_some() { gather } else { barrier },
-            ),
-            CollectiveSpec::Broadcast { .. } => match local_root(root) {
+            CollectiveSpec::Reduce { .. } => {
+                (CollectiveSpec::ReduceScatter(parts), if local_root.is_some() { gather } else { barrier })
+            }
+            CollectiveSpec::Broadcast { .. } => match local_root {
                 Some(local) => (CollectiveSpec::Broadcast { count, root: Rank::new(local as u32) }, barrier),
                 None => (barrier, gather),
             },
@@ -195,24 +184,18 @@ impl HostLayout {
         blocks(0..count, self.block_elements(count, size_of::<f32>())).map(block).collect()
     }
 
-    /// Returns this rank's schedule between hosts. The schedule reduces or copies each slice that this rank carries
-    /// among the carriers of the slice on all hosts.
+    /// Returns the schedule that reduces or copies each slice of this rank among the carriers of the slice on all hosts.
     fn schedule_between_hosts(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Schedule {
-        let root_host = self.hosts.iter().position(|ranks| ranks.contains(&spec.root())).unwrap_or_default();
-        let root = Rank::new(root_host as u32);
+        let root_host = self.hosts.iter().position(|ranks| ranks.contains(&spec.root()));
+        let root = Rank::new(root_host.unwrap_or_default() as u32);
         let slices = Partition::even(spec.count(), self.slice_count());
         let host_as_rank = (self.host_count(), Rank::new(self.host as u32));
         let mut all = Schedule::default();
         for slice in self.carried_slices(self.host, self.local) {
             let range = slices.range(Rank::new(slice as u32));
-            let count = range.len();
-            let spec = match spec {
-                CollectiveSpec::Reduce { .. } => CollectiveSpec::Reduce { count, root },
-                CollectiveSpec::Broadcast { .. } => CollectiveSpec::Broadcast { count, root },
-                _ => CollectiveSpec::AllReduce { count },
-            };
             let first_step = all.steps.len();
-            let mut schedule = spec.schedule(algorithm, host_as_rank, block, false);
+            let mut schedule =
+                spec.of_block(range.len(), root).schedule(algorithm, host_as_rank, block, false);
             schedule.rename_peers(|host| self.carrier_of_slice(host.index(), slice));
             all.steps.extend(schedule.steps.into_iter().map(|mut step| {
                 for transfer in step.transfers_mut() {

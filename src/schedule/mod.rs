@@ -1,7 +1,6 @@
-//! Collective algorithms as data. A [`Schedule`] lists the steps of one rank in one operation: the elements that the rank
-//! sends to other ranks, and the elements that it receives and copies or reduces. It contains no elements, clocks or sockets.
-//! Therefore one executor, the [engine](crate::engine), runs every algorithm. A second one (`simulation/symbolic.rs`) proves
-//! each algorithm for many world sizes.
+//! Collective algorithms as data. A [`Schedule`] lists the steps of one rank in one operation: the elements that it sends to
+//! other ranks, and the elements that it receives and copies or reduces. So one executor, the [engine](crate::engine), runs every
+//! algorithm. A second one (`simulation/symbolic.rs`) proves each algorithm for many world sizes.
 //!
 //! `docs/schedules.md`, `docs/short-messages.md` and `docs/double-tree.md` describe the steps and name the sources.
 //! `docs/algorithms.md` lists the cost. In the comments of this module, n is the number of ranks, and S the size of the whole

@@ -1,7 +1,6 @@
 //! Makes the programs of collectives in shared memory; `docs/shared-memory.md` lists their rounds.
 //!
-//! Contributions are reduced in rank order; the lower rank is the left operand. The result depends only on the contributions,
-//! and not on the index of an element, the size of the slots, or the algorithm. A custom reduction function need not commute.
+//! Contributions are reduced in rank order; the lower rank is the left operand. So a custom reduction function need not commute.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -150,9 +149,7 @@ fn two_shot(count: usize, root: Option<Rank>, slots: SharedSlots) -> Program {
     Program { phases, if_all_expose: None }
 }
 
-/// Returns the two rounds that reduce each of `times` blocks. In the first round every rank posts a block and reduces its own
-/// chunk of all ranks' blocks. In the second round every rank posts its reduced chunk, and `root` takes all chunks. If `root`
-/// is `None`, every rank takes all chunks.
+/// Returns the two rounds that reduce each of `times` blocks. If `root` is `None`, every rank takes all reduced chunks.
 fn two_shot_phase(block: Range<usize>, times: usize, root: Option<Rank>, slots: SharedSlots) -> Phase {
     let SharedSlots { world, rank, slot_len } = slots;
     let chunk_of = |rank| {

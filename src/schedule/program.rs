@@ -1,10 +1,9 @@
-//! Programs of ranks that share memory. A program lists what one rank does in one operation, as a sequence of rounds. Every
-//! rank has a slot in the shared memory. In each round, every rank *posts* data: it copies the data into its slot and signals
-//! that the data are there. Then it *takes* or *folds* data from the slots of ranks that have posted: it copies the data into
-//! its own buffer, or reduces the data in rank order. If the data do not fit into a slot, each round handles one block of the
-//! data.
+//! Programs of ranks that share memory. A program lists the rounds of one rank in one operation. In each round, every rank
+//! *posts* data: it copies the data into its slot of the shared memory and signals that they are there. Then it *takes* or
+//! *folds* data from the slots of ranks that have posted: it copies the data into its own buffer, or reduces them in rank order.
+//! If the data do not fit into a slot, each round handles one block of the data.
 //!
-//! A group makes a program once and runs it in many operations. An [`Execution`] is the progress of one operation.
+//! A group makes a program once and runs it in many operations.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,7 +27,6 @@ pub struct Phase {
     pub times: usize,
 }
 
-/// What one rank does in a round.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Round {
     /// The elements that the rank posts. If this list is empty, the rank posts only a signal, or the result of the
@@ -63,7 +61,6 @@ pub struct SlotWrite {
 /// Elements that a rank copies from another rank's slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Take {
-    /// The rank that owns the slot.
     pub from: Rank,
     /// The index of the first element in the slot.
     pub slot_offset: usize,
@@ -98,8 +95,7 @@ pub struct Blocks {
     length: usize,
 }
 
-/// The progress of one rank in a program: which round the rank posts, for which ranks the rank waits, and when the operation is
-/// complete. Its owner moves the elements: the driver in shared memory, or a proof.
+/// The progress of one rank in a program. Its owner moves the elements: the driver in shared memory, or a proof.
 pub struct Execution {
     program: Arc<Program>,
     /// The index of the current phase, its repetition, and the index of the current round in the phase.
@@ -151,7 +147,7 @@ impl Execution {
         Self { program, position: (0, 0, 0), is_posted: false }
     }
 
-    /// Returns the current round, and the number of the block on which it works.
+    /// Returns the current round, and the number of its block.
     pub fn round(&self) -> (&Round, usize) {
         let (phase, repetition, round) = self.position;
         (&self.program.phases[phase].rounds[round], repetition)

@@ -1,5 +1,4 @@
-//! Schedules in which each rank sends to the next rank on the ring and receives from the previous rank. An all-reduce has
-//! 2(n-1) steps, and each rank sends 2(n-1)/n S bytes. No all-reduce sends fewer bytes in total.
+//! Schedules in which each rank sends to the next rank on the ring and receives from the previous rank (`docs/schedules.md`).
 
 use std::ops::Range;
 
@@ -7,15 +6,13 @@ use super::partition::{Partition, blocks};
 use super::{Action, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
-/// Creates a reduce-scatter in n-1 steps: each rank gets its part of the reduction. Each rank sends all parts except its own.
-/// In step k, counted from 0, rank r sends part r - k - 1 and receives part r - k - 2 (modulo n), into which it reduces its
-/// own contribution.
+/// Creates a reduce-scatter: each rank gets its part of the reduction. In step k, counted from 0, rank r sends part r - k - 1 and
+/// receives part r - k - 2 (modulo n), into which it reduces its own contribution.
 pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     RingPosition { world, rank, partition, start: 0 }.add_reduce_scatter(Schedule::default())
 }
 
-/// Creates an all-gather in n-1 steps: every rank gets the parts of all ranks. Each rank sends all parts except the part of
-/// the next rank.
+/// Creates an all-gather: every rank gets the parts of all ranks.
 pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     RingPosition { world, rank, partition, start: 0 }.add_all_gather(Schedule::default())
 }
@@ -33,7 +30,7 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     schedule
 }
 
-/// Broadcasts along the ring from `root` in n-1 hops. Each rank except the root's predecessor sends S bytes.
+/// Broadcasts along the ring from `root`.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let previous = (rank != root).then(|| world.rank_before(rank, 1));
     let next = Some(world.rank_after(rank, 1)).filter(|&next| next != root);
@@ -60,8 +57,7 @@ impl RingPosition<'_> {
         schedule
     }
 
-    /// Adds the steps of an all-gather of the block. If the schedule already has the steps of a reduce-scatter, the first
-    /// step of the all-gather sends the result of the last step of the reduce-scatter.
+    /// Adds an all-gather of the block. After a reduce-scatter, its first step sends the result of the last step.
     fn add_all_gather(&self, mut schedule: Schedule) -> Schedule {
         for hop in 0..self.world.get() - 1 {
             let awaited_step = schedule.last_step();
@@ -70,15 +66,13 @@ impl RingPosition<'_> {
         schedule
     }
 
-    /// Returns the step that sends part r - `distance` and receives part r - `distance` - 1 (modulo n), where r is
-    /// this rank.
+    /// Returns the step that sends part r - `distance` and receives part r - `distance` - 1 (modulo n) of this rank r.
     fn ring_step(&self, distance: u32, action: Action, awaited_step: Option<StepDependency>) -> Step {
         let (to, from) = (self.world.rank_after(self.rank, 1), self.world.rank_before(self.rank, 1));
         let receive = Step::receive(from, self.part_before(distance + 1), action, None);
         Step::send(to, self.part_before(distance), awaited_step).and(receive)
     }
 
-    /// Returns the range in the buffer of part r - `distance` (modulo n), where r is this rank.
     fn part_before(&self, distance: u32) -> Range<usize> {
         let part = self.partition.range(self.world.rank_before(self.rank, distance));
         self.start + part.start..self.start + part.end

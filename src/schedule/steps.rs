@@ -7,8 +7,7 @@ use crate::types::{Rank, WorldSize};
 /// The steps of one rank in one operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Schedule {
-    /// The steps. The rank sends its messages to each peer in the order of the steps. The messages from each peer
-    /// arrive in the order of the steps too.
+    /// The messages to each peer, and those from each peer, are in the order of the steps.
     pub steps: Vec<Step>,
     /// The memory on which the steps work instead of the rank's buffer; `None` if the steps work on the buffer.
     pub workspace: Option<GatherWorkspace>,
@@ -29,9 +28,7 @@ pub struct GatherWorkspace {
 /// One step: a send, a receive, or both at once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// What the step sends; `None` if the step only receives.
     pub send: Option<StepTransfer>,
-    /// What the step receives; `None` if the step only sends.
     pub receive: Option<StepTransfer>,
     pub action: Action,
 }
@@ -48,11 +45,9 @@ pub struct StepTransfer {
     pub awaited_step: Option<StepDependency>,
 }
 
-/// A dependency on the receive of the step with this index.
-///
-/// If both steps have the same range, the dependency holds for each segment separately: a rank forwards a segment
-/// while later segments of the same range still arrive (cut-through). If the ranges differ, the rank must first apply
-/// all elements of the receive.
+/// A dependency on the receive of the step with this index. If both steps have the same range, it holds for each segment
+/// separately: a rank forwards a segment while later ones still arrive (cut-through). If not, the rank must first apply all
+/// elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StepDependency(pub usize);
 
@@ -88,7 +83,6 @@ impl Step {
         Self { send: self.send, ..receiving }
     }
 
-    /// Returns what the step sends and receives.
     pub fn transfers_mut(&mut self) -> impl Iterator<Item = &mut StepTransfer> {
         self.send.iter_mut().chain(&mut self.receive)
     }
@@ -121,7 +115,7 @@ impl From<Vec<Step>> for Schedule {
 }
 
 impl Schedule {
-    /// Returns the dependency on the last step, or `None` if there are no steps.
+    /// Returns the dependency on the last step, if there is one.
     pub(super) fn last_step(&self) -> Option<StepDependency> {
         self.steps.len().checked_sub(1).map(StepDependency)
     }
@@ -144,9 +138,8 @@ impl Schedule {
         peers
     }
 
-    /// Adds the step of one rank in a chain: the rank receives the range from `previous` and forwards the range to
-    /// `next`, segment by segment. On the first rank of the chain, `previous` is `None`. On the last rank, `next` is
-    /// `None`. If earlier steps of the first rank receive data, its send waits for the last of these receives.
+    /// Adds the step of one rank in a chain, which forwards the range from `previous` to `next`, segment by segment. If earlier
+    /// steps of the first rank receive data, its send waits for the last of these receives.
     pub(super) fn with_chain_step(
         mut self,
         previous: Option<Rank>,

@@ -50,13 +50,8 @@ impl Topology<'_> {
             Medium::Hosts(layout) => layout.blocks(spec, element_bytes),
             Medium::Links => {
                 let block = self.block_elements(spec.count(), algorithm, element_bytes);
-                let world_and_rank = (self.world, self.rank);
-                whole(CollectiveStage::OverLinks(spec.schedule(
-                    algorithm,
-                    world_and_rank,
-                    block,
-                    in_rank_order,
-                )))
+                let schedule = spec.schedule(algorithm, (self.world, self.rank), block, in_rank_order);
+                whole(CollectiveStage::OverLinks(schedule))
             }
         };
         self.rename_peers(&mut planned);

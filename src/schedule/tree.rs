@@ -5,11 +5,8 @@
 use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Reduces to `root` in ceil(log2 n) rounds. Each rank except the root sends S bytes. The root receives ceil(log2 n) S bytes.
-/// The buffers of all ranks except the root then contain partial results.
-///
-/// The contributions of the children are reduced in a fixed order, the smallest subtree first. Each receive waits for the
-/// receive of the previous step, so a rank must store data that arrive early.
+/// Reduces to `root`. The buffers of all ranks except the root then contain partial results. The contributions of the children
+/// are reduced in a fixed order, the smallest subtree first. Each receive waits for the receive of the previous step.
 pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let position = TreePosition::new(world, rank, root);
     let mut schedule = Schedule::default();
@@ -26,8 +23,7 @@ pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sc
     schedule
 }
 
-/// Broadcasts from `root` in ceil(log2 n) rounds. The root sends ceil(log2 n) S bytes. A rank sends first to the child with
-/// the largest subtree, because that subtree has the longest path.
+/// Broadcasts from `root`. A rank sends first to the child with the largest subtree, because that has the longest path.
 pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let position = TreePosition::new(world, rank, root);
     let mut schedule = Schedule::default();

@@ -3,8 +3,6 @@
 //! encodes the result once. In the second step, it sends the encoded result to all ranks. So each contribution and each result
 //! is encoded once, and the error does not grow with the number of ranks.
 //!
-//! Each rank sends 2(n-1)/n E bytes in 2(n-1) messages, where E is the length of the encoded buffer.
-//!
 //! Source: the server and the workers of Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and
 //! encoding", NIPS 2017, with one server for each chunk, as in Tang et al., "1-bit Adam", ICML 2021.
 
@@ -27,19 +25,17 @@ pub struct TwoStepExchange {
     pub second: Option<Schedule>,
 }
 
-/// A slice, which is divided into one chunk for each of its participants.
+/// A slice, which is divided into one chunk for each of its participants, in their order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExchangedSlice {
     /// The index of this rank among the participants.
     pub own: usize,
-    /// The chunks, in the order of the participants.
     pub chunks: Vec<ExchangedChunk>,
 }
 
 /// What a rank knows about the chunk of one participant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExchangedChunk {
-    /// The participant that owns the chunk.
     pub owner: Rank,
     pub elements: Range<usize>,
     /// The words of the workspace that first hold this rank's encoded contribution, and then the encoded result.

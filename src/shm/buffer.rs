@@ -1,10 +1,12 @@
-//! Buffers in shared memory. While an operation exposes a buffer, the other ranks of the host read and write it in place.
+//! Buffers in shared memory. While an operation exposes a buffer, the other ranks of the host read and write it in place. Ranks
+//! use a [`HandoverBuffer`] in turns.
 
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::memory::SegmentMemory as _;
 use super::segment::{Segment, SegmentLocation, SparePages, TOKEN_BYTES};
 
 /// The number of bytes before the elements. These bytes contain the token and the owner's flag.
@@ -15,8 +17,7 @@ const WITHDRAWN_FLAG_OFFSET: usize = 64;
 const _: () = assert!(TOKEN_BYTES <= WITHDRAWN_FLAG_OFFSET);
 const _: () = assert!(WITHDRAWN_FLAG_OFFSET + size_of::<AtomicU32>() <= HEADER_BYTES);
 
-/// This process's mapping of a buffer, which in most cases belongs to another rank. When this value is dropped, this
-/// process unmaps the buffer. The mappings of all other processes stay.
+/// This process's mapping of a buffer, which in most cases belongs to another rank.
 pub struct RemoteBuffer {
     segment: Segment,
     /// The length of the elements in bytes.
@@ -66,15 +67,13 @@ impl ExposedBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.mapping.first_byte().as_ptr(), self.mapping.length) }
     }
 
-    /// Returns the address of the mapping.
     pub(super) fn mapping_start(&self) -> usize {
         self.mapping.segment.base.as_ptr().expose_provenance()
     }
 }
 
 impl RemoteBuffer {
-    /// Opens a buffer of `length` bytes that another rank has created. Returns an error if this process cannot open the buffer,
-    /// or if the size, the seals or the token are wrong.
+    /// Opens a buffer of `length` bytes that another rank has created. Returns the errors of [`Segment::open`].
     pub fn open(location: SegmentLocation, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let segment = Segment::open(location, length_with_header(length)?, token)?;
         Ok(Self { segment, length })
@@ -84,7 +83,6 @@ impl RemoteBuffer {
         self.length
     }
 
-    /// Returns whether the owner has called [`ExposedBuffer::withdraw`].
     pub(super) fn is_withdrawn(&self) -> bool {
         self.withdrawn_flag().load(Ordering::Acquire) != 0
     }
@@ -104,6 +102,33 @@ impl RemoteBuffer {
     fn withdrawn_flag(&self) -> &AtomicU32 {
         // SAFETY: the flag is inside the mapping and aligned, and all processes access it only as an atomic.
         unsafe { self.segment.base.add(WITHDRAWN_FLAG_OFFSET).cast::<AtomicU32>().as_ref() }
+    }
+}
+
+/// 32-bit words in shared memory that one rank at a time reads and writes. A rank gives the memory to another rank with a
+/// message, and does not touch the words until it gets them back with another message.
+pub struct HandoverBuffer(pub Segment);
+
+impl HandoverBuffer {
+    /// Returns the length of a segment for `count` words. If the segment would be too long, returns a length that no operating
+    /// system allows.
+    pub fn segment_bytes(count: usize) -> usize {
+        count.saturating_mul(size_of::<u32>()).saturating_add(HEADER_BYTES)
+    }
+
+    /// Returns the words. Call this method only while this rank has the memory.
+    pub fn words(&mut self) -> &mut [u32] {
+        let count = self.0.length().saturating_sub(HEADER_BYTES) / size_of::<u32>();
+        if count == 0 {
+            return &mut [];
+        }
+        // SAFETY: the words are inside the mapping, which begins at the beginning of a page, and because of `&mut self` no other
+        // thread of this process uses them. The other ranks run the same protocol: they touch the words only after they have
+        // received a message that this rank sends when it no longer uses them.
+        unsafe {
+            let first = self.0.base.add(HEADER_BYTES).cast::<u32>();
+            std::slice::from_raw_parts_mut(first.as_ptr(), count)
+        }
     }
 }
 
@@ -140,5 +165,17 @@ mod tests {
             assert!(ExposedBuffer::create(length, &[0; TOKEN_BYTES]).is_err());
         }
         assert!(ExposedBuffer::create(0, &[0; TOKEN_BYTES]).unwrap().bytes().is_empty());
+        assert!(Segment::create(HandoverBuffer::segment_bytes(usize::MAX), &[0; TOKEN_BYTES]).is_err());
+    }
+
+    #[test]
+    fn both_mappings_have_the_same_words_and_keep_the_token() {
+        let (token, bytes) = ([3; TOKEN_BYTES], HandoverBuffer::segment_bytes(1000));
+        let mut first = HandoverBuffer(Segment::create(bytes, &token).unwrap());
+        let location = first.0.location().unwrap();
+        first.words().fill(7);
+        assert_eq!(HandoverBuffer(Segment::open(location, bytes, &token).unwrap()).words(), [7; 1000]);
+        let empty = Segment::create(HandoverBuffer::segment_bytes(0), &token).unwrap();
+        assert_eq!(HandoverBuffer(empty).words(), [0; 0]);
     }
 }

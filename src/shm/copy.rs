@@ -1,9 +1,8 @@
 //! Copies that use the caches of the processors well.
 //!
 //! A processor that writes a part of a cache line first reads the line from memory. A result that is longer than the caches
-//! is not in them when the program reads it, so it is a waste to read the old lines: a copy that writes past the caches moves
-//! two thirds of the bytes. The C library does the same, but only for copies that are themselves very long, and on virtual
-//! machines it often does not know the size of the caches.
+//! is not in them when the program reads it, so a copy that writes past the caches moves only two thirds of the bytes. The C
+//! library does the same only for very long copies, and on virtual machines it often does not know the size of the caches.
 
 use std::ptr::{self, NonNull};
 

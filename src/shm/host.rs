@@ -26,8 +26,7 @@ pub(super) const CELL_BYTES: usize = 64;
 pub(super) const PAYLOAD_ALIGNMENT: usize = 64;
 /// The most bytes of a payload. The receiver copies a payload while the sender writes the next one.
 const PAYLOAD_BYTES_MAX: usize = 32 << 10;
-/// A message of more bytes has several entries, so that the receiver copies one while the sender writes the next one. The longer
-/// the message, the longer its entries ([`QueueLayout::piece_bytes`]).
+/// A message of more bytes has several entries, so that the receiver copies one while the sender writes the next one.
 const PIECE_BYTES_MIN: usize = 2 << 10;
 /// The most bytes in an entry of a message.
 const PIECE_BYTES_MAX: usize = 32 << 10;
@@ -82,12 +81,11 @@ pub(super) struct QueueLayout {
 }
 
 impl HostMemoryLayout {
-    /// The most ranks of a host that have queues. Each pair of ranks has two queues, so with more ranks the memory that a job may
-    /// use grows fast.
+    /// The most ranks of a host that have queues, because each pair of ranks has two.
     pub const RANKS_MAX: usize = 16;
 
-    /// Returns whether a queue has space for `frames` frames that the receiver has not read. `bytes` is the sum of their lengths,
-    /// each rounded up to a multiple of 64.
+    /// Returns whether a queue has space for `frames` unread frames. `bytes` is the sum of their lengths, each rounded up to a
+    /// multiple of 64.
     pub const fn has_space_for(frames: usize, bytes: usize) -> bool {
         // A long message has an entry for each 2 KiB, and one more at the end of the arena, where its bytes are divided.
         let cells = frames + bytes / PIECE_BYTES_MIN + 1;
@@ -127,13 +125,11 @@ impl HostMemoryLayout {
         UNIT_BYTES * (1 + self.ranks) + self.ranks * self.ranks.saturating_sub(1) * self.queue_bytes()
     }
 
-    /// Returns the offset of the sleep flag of a rank.
     pub(crate) fn sleep_flag(self, rank: usize) -> usize {
         assert!(rank < self.ranks, "the rank must be below the number of ranks");
         UNIT_BYTES * (1 + rank)
     }
 
-    /// Returns where the queue from rank `from` to rank `to` is.
     pub(super) fn queue(self, from: usize, to: usize) -> QueueLayout {
         assert!(from < self.ranks && to < self.ranks && from != to, "a queue connects two ranks of the host");
         let read_count = self.queue_start(from, to);
@@ -170,7 +166,6 @@ impl HostMemoryLayout {
 }
 
 impl QueueLayout {
-    /// Returns the offset of the cell for an entry.
     pub(super) fn cell(&self, entry: u64) -> usize {
         self.cells + (entry % self.cell_count as u64) as usize * CELL_BYTES
     }
@@ -181,7 +176,6 @@ impl QueueLayout {
         if next == self.cells + self.cell_count * CELL_BYTES { self.cells } else { next }
     }
 
-    /// Returns the number of a cell, which is at this offset.
     pub(super) fn index_of(&self, cell: usize) -> usize {
         (cell - self.cells) / CELL_BYTES
     }
@@ -252,22 +246,6 @@ mod tests {
             let layout = HostMemoryLayout::new(ranks);
             assert!(layout.with_long_arenas().bytes() < mib_max << 20, "{ranks} ranks");
             assert!(layout.bytes() <= layout.with_long_arenas().bytes());
-        }
-    }
-
-    #[test]
-    fn long_messages_have_long_entries() {
-        let layout = HostMemoryLayout::new(4).queue(0, 1);
-        for (bytes, expected) in [
-            (0, 0),
-            (2048, 2048),
-            (2049, 2048),
-            (8 << 10, 2 << 10),
-            (16 << 10, 4 << 10),
-            (33 << 10, 16 << 10),
-            (1 << 20, 32 << 10),
-        ] {
-            assert_eq!(layout.piece_bytes(bytes), expected, "{bytes} bytes");
         }
     }
 }

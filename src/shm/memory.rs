@@ -8,8 +8,8 @@ pub const WORD_BYTES: usize = size_of::<u64>();
 /// A thread that looks for a change of a word pauses once after this number of looks.
 const LOOKS_PER_PAUSE: u32 = 8;
 
-/// Lets the processor pause after some looks for a change of a peer's word. `look` is the number of the look. A pause helps
-/// another thread that shares this processor core, but takes longer than several looks.
+/// Lets the processor pause after some looks for a change of a peer's word. A pause helps another thread that shares this
+/// processor core, but takes longer than several looks.
 #[inline]
 pub fn pause_between_looks(look: u32) {
     if look.is_multiple_of(LOOKS_PER_PAUSE) {
@@ -20,18 +20,14 @@ pub fn pause_between_looks(look: u32) {
 /// Memory that several processes read and write. Another process may change the memory at any time, so no method returns a
 /// reference into it. Words are read and written as atomics, and payloads are copied. All offsets are in bytes.
 ///
-/// The methods panic if a word or a range is not inside the memory, or if a word is not aligned. The caller checks every
-/// offset that another process has written.
-///
-/// The methods know the line of their caller, because tests change the accesses of single lines.
+/// The methods panic if a word or a range is not inside the memory, or if a word is not aligned. They know the line of their
+/// caller, because tests change the accesses of single lines.
 pub trait SegmentMemory {
     fn length(&self) -> usize;
 
-    /// Returns the value of the word at `offset`.
     #[track_caller]
     fn load(&self, offset: usize, ordering: Ordering) -> u64;
 
-    /// Sets the word at `offset`.
     #[track_caller]
     fn store(&self, offset: usize, value: u64, ordering: Ordering);
 
@@ -103,18 +99,6 @@ pub trait RoundsMemory: SegmentMemory {
 mod tests {
     use super::super::segment::Segment;
     use super::*;
-
-    #[test]
-    fn words_and_bytes_are_the_same_memory() {
-        let memory = &Segment::for_tests(4096, 1)[0];
-        memory.write(4088, &7u64.to_le_bytes());
-        assert_eq!(memory.load(4088, Ordering::Relaxed), 7);
-        assert_eq!(memory.swap(4088, 9, Ordering::Relaxed), 7);
-        memory.store(4080, 8, Ordering::Relaxed);
-        let mut bytes = [0; 16];
-        memory.read(4080, &mut bytes);
-        assert_eq!(bytes.map(usize::from), [8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
-    }
 
     #[test]
     fn an_access_that_does_not_end_inside_the_memory_panics() {

@@ -2,20 +2,16 @@
 //! those of the other ranks. A queue carries the bytes of a link from one rank to another ([`QueueSender`], [`QueueReceiver`]),
 //! and [`QueueSignals`] says when a rank must be woken.
 //!
-//! The memory is an anonymous file, which has no name. The kernel frees it when no process maps it any more, even if the
-//! processes were killed. Its size is sealed, so no process can shorten the file and make an access fail.
+//! The memory is an anonymous file, whose size is sealed, so no process can shorten the file and make an access fail.
 //!
-//! The ranks use a [`HandoverBuffer`] in turns.
-//!
-//! An [`ExposedBuffer`] is a buffer of this rank in shared memory. The other ranks map it as a [`RemoteBuffer`], and read and
-//! write its elements in place.
+//! The ranks use a [`HandoverBuffer`] in turns. An [`ExposedBuffer`] is a buffer of this rank in shared memory. The other ranks
+//! map it as a [`RemoteBuffer`], and read and write its elements in place.
 
 // Bytes from other processes must not cause a panic.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
 
 mod buffer;
 mod copy;
-mod handover;
 mod host;
 mod memory;
 mod queue;
@@ -23,9 +19,8 @@ mod rounds;
 mod segment;
 mod signals;
 
-pub use buffer::{ExposedBuffer, RemoteBuffer};
+pub use buffer::{ExposedBuffer, HandoverBuffer, RemoteBuffer};
 pub use copy::{copy_to_buffer, exceeds_caches};
-pub use handover::HandoverBuffer;
 pub use host::HostMemoryLayout;
 pub use memory::{RoundsMemory, SegmentMemory, pause_between_looks};
 pub use queue::{NextEntry, QueueError, QueueMessage, QueueReceiver, QueueSender};

@@ -1,6 +1,5 @@
-//! The rounds of operations in shared memory. In each round, every rank of a host posts a header and a payload, which the other
-//! ranks read. To post, a rank writes the payload and the header, and then the number of the round, for which the other ranks
-//! wait.
+//! The rounds of operations in shared memory. In each round, every rank of a host posts a header and a payload. To post, a rank
+//! writes the payload and the header, and then the number of the round, for which the other ranks wait.
 //!
 //! Every rank has [`HEADERS`] post headers, which it uses in turn. A payload of at most [`INLINE_PAYLOAD_BYTES_MAX`] bytes
 //! follows its header. A longer one of at most [`SHORT_PAYLOAD_BYTES_MAX`] bytes is in one of [`SHORT_CELLS`] cells, which are
@@ -11,8 +10,7 @@
 //! compares its header with that of the next rank in round r. So a rank may post round r when all other ranks have posted round
 //! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. For a payload in a cell, all others must have
 //! posted round r - [`SHORT_LEAD_MAX`]. A payload in the ring buffer may overlap earlier ones except that of the round before,
-//! so all others must have posted the round before. [`ShmRounds::may_write`] returns whether these conditions hold, and
-//! [`ShmRounds::write_payload`] panics if they do not hold.
+//! so all others must have posted the round before.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -91,7 +89,6 @@ pub enum ShortPost<'a, M> {
 }
 
 impl<'a, M: RoundsMemory> PostedRound<'a, M> {
-    /// Returns the words of the post header without its stamp.
     #[inline]
     pub fn header(&self) -> Header {
         self.memory.load_words(self.header_offset + WORD_BYTES)
@@ -139,7 +136,6 @@ impl<M: RoundsMemory> ShmRounds<M> {
         &self.posts
     }
 
-    /// Returns this rank's number among the ranks that share the memory.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -179,15 +175,15 @@ impl<M: RoundsMemory> ShmRounds<M> {
         (0..self.posts.size.ranks).all(|rank| rank == self.rank || self.posts.has_posted(rank, round))
     }
 
-    /// Records that this rank has read the posts of all other ranks in `round`, so that it need not look for them again.
+    /// Records that this rank has read the posts of all other ranks in `round`.
     pub fn handle_all_read(&mut self, round: u64) {
         self.posted_by_all = round;
     }
 
-    /// Copies `source` to this rank's payload for `round`, from byte `start` of the payload on. The payload has `bytes`
-    /// bytes. Call this method for each part of the payload, and then [`ShmRounds::post`]. Panics if other ranks may still read
-    /// earlier contents of the memory ([`ShmRounds::may_write`]), if this rank has already posted the round, if `bytes` is
-    /// larger than the maximum length of a payload, or if the payload ends before `source`.
+    /// Copies `source` to this rank's payload of `bytes` bytes for `round`, from byte `start` on. Call this method for each part
+    /// of the payload, and then [`ShmRounds::post`]. Panics if other ranks may still read earlier contents of the memory
+    /// ([`ShmRounds::may_write`]), if this rank has already posted the round, if `bytes` is larger than the maximum length of a
+    /// payload, or if the payload ends before `source`.
     pub fn write_payload(&mut self, round: u64, bytes: usize, (start, source): (usize, &[u8])) {
         if self.next_post.round != round {
             assert!(self.may_write(round, bytes), "another rank may read this memory");
@@ -199,12 +195,9 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.posts.memory.write(self.payload_offset(self.rank, round, place) + start, source);
     }
 
-    /// Reserves memory for the payload of `round`.
     fn reserve_payload(&mut self, round: u64, bytes: usize) {
-        assert!(
-            bytes <= self.posts.size.slot_bytes.max(SHORT_PAYLOAD_BYTES_MAX),
-            "a payload must not be longer than a slot"
-        );
+        let bytes_max = self.posts.size.slot_bytes.max(SHORT_PAYLOAD_BYTES_MAX);
+        assert!(bytes <= bytes_max, "a payload must not be longer than a slot");
         self.next_post.reserve(round, bytes, self.posts.size);
     }
 
@@ -220,9 +213,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
     }
 
     /// Posts a header and a payload of `bytes` bytes, which is short. `parts` are the parts of the payload, and where they begin
-    /// in it. This method does the same as [`ShmRounds::write_payload`] and [`ShmRounds::post`], with fewer instructions.
-    /// Panics if other ranks may still read earlier contents of the memory ([`ShmRounds::may_write`]), if this rank has already
-    /// posted the round, or if a part exceeds the payload or a short payload.
+    /// in it. This method does the same as [`ShmRounds::write_payload`] and [`ShmRounds::post`], with fewer instructions, and
+    /// panics for the same reasons.
     pub fn post_short<'a>(
         &mut self,
         round: u64,
@@ -262,10 +254,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
             0 => INLINE_PAYLOAD_BYTES_MAX,
             EXPOSED_PLACE => BUFFER_REF_BYTES,
             CELL_PLACE => SHORT_PAYLOAD_BYTES_MAX,
-            _ => {
-                let ring_buffer_bytes = self.posts.size.ring_buffer_bytes();
-                ring_buffer_bytes.saturating_sub((place - 1) * CACHE_LINE_PAIR_BYTES)
-            }
+            _ => self.posts.size.ring_buffer_bytes().saturating_sub((place - 1) * CACHE_LINE_PAIR_BYTES),
         };
         let start = self.payload_offset(rank, round, place);
         let (is_exposed, memory) = (place == EXPOSED_PLACE, &*self.posts.memory);
@@ -303,8 +292,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.posts.memory.before_access_in_place(bytes, true);
     }
 
-    /// Tells the other ranks that this rank is about to sleep, so that the next rank that posts wakes this rank. After this
-    /// call, check again for posts before you sleep.
+    /// Makes the next rank that posts wake this rank. After this call, check again for posts before you sleep.
     pub fn mark_asleep(&self) {
         self.posts.memory.store(self.posts.sleep_flag(self.rank), 1, Ordering::Relaxed);
         self.posts.memory.fence();
@@ -316,8 +304,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
 
     /// Calls `wake` with each rank that sleeps, and marks the rank as awake. Call this method after a post.
     pub fn wake_sleepers(&self, mut wake: impl FnMut(usize)) {
-        // The fence pairs with the fence in `mark_asleep`: either this rank sees that the sleeping rank has set its
-        // flag, or the sleeping rank sees this rank's post when the sleeping rank checks again.
+        // The fence pairs with that in `mark_asleep`: either this rank sees the flag of the sleeping rank, or the sleeping rank
+        // sees this rank's post when it checks again.
         self.posts.memory.fence();
         for rank in (0..self.posts.size.ranks).filter(|&rank| rank != self.rank) {
             let (memory, sleep_flag) = (&*self.posts.memory, self.posts.sleep_flag(rank));
@@ -349,20 +337,20 @@ impl<M: RoundsMemory> Posts<M> {
         self.memory.load(self.header_offset(rank, round), Ordering::Acquire) >> PLACE_BITS >= round
     }
 
-    /// Returns whether the header of `rank` for `round` has the number of a later round. A rank that keeps to the protocol writes
-    /// that number only after this rank has posted later rounds.
+    /// Returns whether the header of `rank` for `round` has the number of a later round, which a rank that keeps to the protocol
+    /// writes only after this rank has posted later rounds.
     pub fn is_ahead(&self, rank: usize, round: u64) -> bool {
         self.memory.load(self.header_offset(rank, round), Ordering::Relaxed) >> PLACE_BITS > round
     }
 
-    /// Returns the words of the header of `rank` in `round` without its stamp. Returns `None` if the rank has not posted the
-    /// round. A rank may read the headers of the last [`LEAD_MAX`] rounds that it has posted.
+    /// Returns the header of `rank` in `round`; `None` if the rank has not posted the round. A rank may read the headers of the
+    /// last [`LEAD_MAX`] rounds that it has posted.
     pub fn header(&self, rank: usize, round: u64) -> Option<Header> {
         let (offset, _) = self.stamp(rank, round)?;
         Some(self.memory.load_words(offset + WORD_BYTES))
     }
 
-    /// Returns the offset and the stamp of the header of `rank` in `round`. Returns `None` if the rank has not posted the round.
+    /// Returns the offset and the stamp of the header of `rank` in `round`, if the rank has posted the round.
     fn stamp(&self, rank: usize, round: u64) -> Option<(usize, u64)> {
         let offset = self.header_offset(rank, round);
         let stamp = self.memory.load(offset, Ordering::Acquire);
@@ -374,7 +362,6 @@ impl<M: RoundsMemory> Posts<M> {
         CACHE_LINE_PAIR_BYTES + rank * self.bytes_per_rank
     }
 
-    /// Returns the offset in bytes of the post header of `rank` for `round`.
     fn header_offset(&self, rank: usize, round: u64) -> usize {
         self.rank_offset(rank) + (1 + round * HEADER_STEP % HEADERS) as usize * CACHE_LINE_PAIR_BYTES
     }

@@ -15,23 +15,22 @@ use rustix::param::page_size;
 use super::copy::{copy_from_peer, copy_past_caches};
 use super::memory::{RoundsMemory, SegmentMemory, WORD_BYTES};
 
-/// The length in bytes of the token at the beginning of a segment. A process that opens a segment checks the token.
+/// The length in bytes of the token at the beginning of a segment, which a process that opens the segment checks.
 pub const TOKEN_BYTES: usize = 32;
 
-/// Where other processes of this host find a segment: the process that created the segment, and its file descriptor.
+/// Where other processes of this host find a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentLocation {
-    /// The id of the process.
+    /// The id of the process that created the segment.
     pub process: u32,
     /// The number of the file descriptor in that process.
     pub file: u32,
 }
 
-/// A mapping of shared memory. When this value is dropped, the memory is unmapped.
+/// A mapping of shared memory.
 pub struct Segment {
     /// The address of the first byte, which is the beginning of a page.
     pub(super) base: NonNull<u8>,
-    /// The length of the mapping in bytes.
     length: usize,
     /// The file, which stays open until all other processes have opened it.
     file: Option<OwnedFd>,
@@ -56,9 +55,8 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Opens a segment of `length` bytes that another process of the same user has created. Returns an error if this process
-    /// cannot open the file (for example a file of another user or in another container), or if the size, the seals or the
-    /// token are wrong.
+    /// Opens a segment of `length` bytes that another process has created. Returns an error if this process cannot open the file
+    /// (for example a file of another user or in another container), or if the size, the seals or the token are wrong.
     pub fn open(location: SegmentLocation, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let path = format!("/proc/{}/fd/{}", location.process, location.file);
         let file = OwnedFd::from(OpenOptions::new().read(true).write(true).open(path)?);
@@ -134,7 +132,6 @@ impl Segment {
         word
     }
 
-    /// Returns the `N` words from `offset` on.
     fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
         assert!(offset.is_multiple_of(WORD_BYTES), "a word of shared memory must be aligned");
         let words = self.address(offset, N * WORD_BYTES).cast::<[AtomicU64; N]>();
@@ -237,11 +234,9 @@ impl RoundsMemory for Segment {
     fn before_access_in_place(&self, _bytes: *const [u8], _is_write: bool) {}
 }
 
-/// A second, private mapping of a segment's memory. No thread uses the private pages until they replace pages of the
-/// segment's own mapping.
-///
-/// The kernel replaces a page in one step, and the content stays the same. During this step, other threads of this process
-/// can read and write the page: their earlier writes are in the shared page, from which the kernel copies the private page.
+/// A second, private mapping of a segment's memory, whose pages no thread uses until they replace pages of the segment's own
+/// mapping. The kernel replaces a page in one step. Meanwhile other threads of this process can read and write the page: their
+/// earlier writes are in the shared page, from which the kernel copies the private page.
 pub(super) struct SparePages {
     /// The address of the private mapping.
     base: usize,
@@ -250,11 +245,10 @@ pub(super) struct SparePages {
 }
 
 impl SparePages {
-    /// Replaces whole pages of the segment's mapping by private pages. `pages` is the range of their byte offsets in the
-    /// mapping, which begins at address `start`. After that, other processes cannot access these pages. Pages that an
-    /// earlier call has replaced do not change. Returns an error if the operating system refuses. Linux versions before 5.14
-    /// cannot copy the replaced pages at once, so this method returns an error. A replaced page then shows the writes of other
-    /// processes until this process writes to the page.
+    /// Replaces whole pages of the segment's mapping by private pages, which other processes cannot access. `pages` is the range
+    /// of their byte offsets in the mapping, which begins at address `start`. Pages that an earlier call has replaced do not
+    /// change. Returns an error if the operating system refuses. Linux versions before 5.14 cannot copy the replaced pages at
+    /// once. A replaced page then shows the writes of other processes until this process writes to it.
     pub(super) fn replace(&mut self, start: usize, pages: &Range<usize>) -> io::Result<()> {
         let mut unused = Vec::new();
         let mut result = Ok(());
@@ -264,11 +258,8 @@ impl SparePages {
                 unused.push(range);
                 continue;
             }
-            unused.extend(
-                [range.start..overlap.start, overlap.end..range.end]
-                    .into_iter()
-                    .filter(|rest| !rest.is_empty()),
-            );
+            let rests = [range.start..overlap.start, overlap.end..range.end];
+            unused.extend(rests.into_iter().filter(|rest| !rest.is_empty()));
             result = result.and(match self.move_pages(start, &overlap) {
                 Ok(()) => copy_pages(start, &overlap),
                 Err(error) => {
@@ -281,7 +272,6 @@ impl SparePages {
         result
     }
 
-    /// Moves private pages to the same byte offsets of the mapping that begins at address `start`.
     fn move_pages(&self, start: usize, pages: &Range<usize>) -> io::Result<()> {
         let old = ptr::with_exposed_provenance_mut(self.base + pages.start);
         let new = ptr::with_exposed_provenance_mut(start + pages.start);
@@ -292,8 +282,7 @@ impl SparePages {
     }
 }
 
-/// Makes the kernel copy private pages now, and not at the next write. `pages` is the range of their byte offsets in the
-/// mapping that begins at address `start`.
+/// Makes the kernel copy private pages now, and not at the next write.
 fn copy_pages(start: usize, pages: &Range<usize>) -> io::Result<()> {
     let first = ptr::with_exposed_provenance_mut(start + pages.start);
     // SAFETY: the call copies the pages, and does not change their content.

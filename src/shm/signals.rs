@@ -1,8 +1,7 @@
 //! How a rank sleeps while it waits for the queues of its host, and how the other ranks wake it.
 //!
-//! A thread that sleeps waits for sockets. A rank that has written an entry wakes the receiver with a byte on the socket, but
-//! only if the receiver sleeps. A rank that has read an entry wakes the sender, but only if the sender waits for space and
-//! sleeps.
+//! A rank that has written an entry wakes the receiver with a byte on the socket, but only if the receiver sleeps. A rank that
+//! has read an entry wakes the sender, but only if the sender waits for space and sleeps.
 //!
 //! No wake-up is lost, because each side writes its own word, then calls a fence, and then reads the word of the other side:
 //!
@@ -14,9 +13,9 @@
 //! | a rank that finds a queue full | that it waits for space | the read count |
 //! | a rank that begins to read a queue | the number of its next entry | the stamp |
 //!
-//! Of two fences, one is first in the order of all fences. The side whose fence is second sees what the other side wrote before
-//! its fence. So the rank that falls asleep sees the change and stays awake, or the other rank sees the flag and wakes it. That
-//! also holds if one thread of a rank finds a queue full while another thread of the same rank falls asleep.
+//! The side whose fence is second sees what the other side wrote before its fence. So the rank that falls asleep sees the change
+//! and stays awake, or the other rank sees the flag and wakes it. That also holds if one thread of a rank finds a queue full
+//! while another thread of the same rank falls asleep.
 //!
 //! The rank that clears a sleep flag sends the byte. If that rank ends before it has sent the byte, the end of its socket wakes
 //! the sleeping rank.
@@ -68,7 +67,6 @@ impl<M: SegmentMemory> QueueSignals<M> {
         Self { memory, sleep_flag: layout.sleep_flag(rank), peers: peers.collect() }
     }
 
-    /// Records which entry of the peer with the number `peer` this rank reads next.
     pub fn set_next_entry(&self, peer: usize, entry: u64) {
         // If another thread still sees an earlier number, its entry is there, so that thread does not fall asleep.
         self.peers[peer].next_entry.store(entry, Ordering::Relaxed);
@@ -95,7 +93,6 @@ impl<M: SegmentMemory> QueueSignals<M> {
         self.memory.fence();
     }
 
-    /// Records that this rank does not wait any more for space in the queue to the peer.
     pub fn stop_waiting_for_space(&self, peer: usize) {
         let peer = &self.peers[peer];
         peer.full_at.store(HAS_SPACE, Ordering::Relaxed);
@@ -105,7 +102,11 @@ impl<M: SegmentMemory> QueueSignals<M> {
     /// Returns whether a peer has written an entry, or has read one in a queue that was full. If this rank has meanwhile noticed
     /// the change itself, the result may still be true.
     pub fn have_changed(&self) -> bool {
-        self.peers.iter().any(|peer| self.has_changed(peer))
+        let has_space = |peer: &PeerSignals| {
+            let full_at = peer.full_at.load(Ordering::Relaxed);
+            full_at != HAS_SPACE && self.memory.load(peer.outgoing.read_count, Ordering::Relaxed) != full_at
+        };
+        self.peers.iter().any(|peer| self.is_written(peer) || has_space(peer))
     }
 
     /// Returns a function that looks whether the peer has written the entry that is this rank's next one now. Make a new function
@@ -122,13 +123,6 @@ impl<M: SegmentMemory> QueueSignals<M> {
         next_entry != DOES_NOT_READ
             // The stamp is larger if this rank has read the entry, and the peer has used the cell again.
             && self.memory.load(peer.incoming.cell(next_entry), Ordering::Relaxed) > next_entry
-    }
-
-    fn has_changed(&self, peer: &PeerSignals) -> bool {
-        let full_at = peer.full_at.load(Ordering::Relaxed);
-        self.is_written(peer)
-            || (full_at != HAS_SPACE
-                && self.memory.load(peer.outgoing.read_count, Ordering::Relaxed) != full_at)
     }
 
     /// Sets the sleep flag of this rank, and returns true. If a queue has changed, does not set it and returns false: then the

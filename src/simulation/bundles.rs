@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::rc::Rc;
 
 use mio::Token;
@@ -52,8 +52,12 @@ pub(crate) struct PipeEnd {
     incoming: Rc<RefCell<Pipe>>,
 }
 
-impl Connection for PipeEnd {
-    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+impl Read for PipeEnd {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.read_vectored(&mut [IoSliceMut::new(bytes)])
+    }
+
+    fn read_vectored(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut pipe = self.incoming.borrow_mut();
         if pipe.arrived.is_empty() {
             return match (pipe.has_failed, pipe.is_finished && pipe.in_flight.is_empty()) {
@@ -72,8 +76,14 @@ impl Connection for PipeEnd {
         }
         Ok(count)
     }
+}
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+impl Write for PipeEnd {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut pipe = self.outgoing.borrow_mut();
         let free = pipe.send_space().free;
         let mut count = 0;
@@ -92,6 +102,12 @@ impl Connection for PipeEnd {
         Ok(count)
     }
 
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Connection for PipeEnd {
     fn send_space(&self) -> io::Result<SendSpace> {
         Ok(self.outgoing.borrow().send_space())
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::transport::tcp::{LinkChoice, SimultaneousOpen};
+use crate::transport::tcp::SimultaneousOpen;
 use crate::types::Rank;
 
 /// The state of one rank. Connections are represented by their numbers.
@@ -75,12 +75,27 @@ impl DialModelState {
 
     fn handle_peer_dial(&mut self, side: usize, connection: usize) {
         self.connections[connection].stage = HandshakeStage::ProofReceived;
-        match &self.sides[side] {
+        match &mut self.sides[side] {
             SideState::Idle => self.open(side, connection),
-            SideState::Opening(_) => {
-                self.apply_event(side, |opening| opening.handle_peer_dial(connection));
+            SideState::Opening(opening) => {
+                let (ours, earlier) = (opening.ours, opening.peer_connection().copied());
+                if let Some(link) = opening.handle_peer_dial(connection) {
+                    self.connections[ours].is_closed[side] = true;
+                    self.open(side, link);
+                } else if let Some(earlier) = earlier {
+                    self.connections[earlier].is_closed[side] = true;
+                }
             }
             SideState::Open(_) | SideState::Lost => self.connections[connection].is_closed[side] = true,
+        }
+    }
+
+    fn handle_failed_dial(&mut self, side: usize) {
+        let SideState::Opening(opening) = &mut self.sides[side] else { panic!("{self:?}") };
+        self.connections[opening.ours].is_closed[side] = true;
+        match opening.handle_failed_dial() {
+            Some(theirs) => self.open(side, theirs),
+            None => self.sides[side] = SideState::Lost,
         }
     }
 
@@ -90,34 +105,6 @@ impl DialModelState {
         self.connections[connection].stage =
             if accepts { HandshakeStage::Accepted } else { HandshakeStage::Done };
         self.sides[side] = SideState::Open(connection);
-    }
-
-    /// Applies `event` to a side that opens a link. The side closes the connections that it no longer needs.
-    fn apply_event(
-        &mut self,
-        side: usize,
-        event: impl Fn(SimultaneousOpen<usize, usize>) -> LinkChoice<usize, usize>,
-    ) {
-        let SideState::Opening(before) = self.sides[side].clone() else { panic!("{self:?}") };
-        let held = [Some(before.ours), before.peer_connection().copied()];
-        let kept = match event(before) {
-            LinkChoice::Waiting(opening) => {
-                let kept = [Some(opening.ours), opening.peer_connection().copied()];
-                self.sides[side] = SideState::Opening(opening);
-                kept
-            }
-            LinkChoice::Ours(connection) | LinkChoice::Theirs(connection) => {
-                self.open(side, connection);
-                [Some(connection), None]
-            }
-            LinkChoice::Lost => {
-                self.sides[side] = SideState::Lost;
-                [None, None]
-            }
-        };
-        for connection in held.into_iter().flatten().filter(|&held| !kept.contains(&Some(held))) {
-            self.connections[connection].is_closed[side] = true;
-        }
     }
 
     /// Returns each state that results from one further event.
@@ -151,7 +138,7 @@ impl DialModelState {
                 offer(&|state| {
                     state.failures -= 1;
                     state.connections[number].is_closed = [true; 2];
-                    state.apply_event(dialer, SimultaneousOpen::handle_failed_dial);
+                    state.handle_failed_dial(dialer);
                 });
             }
             if is_unread && is_acceptor_open && self.early_closes > 0 {
@@ -176,10 +163,10 @@ impl DialModelState {
                     }
                 }
                 HandshakeStage::ProofReceived if is_dialer_open && !is_acceptor_open => {
-                    offer(&|state| state.apply_event(dialer, SimultaneousOpen::handle_failed_dial));
+                    offer(&|state| state.handle_failed_dial(dialer));
                 }
                 HandshakeStage::Accepted if is_dialer_open => {
-                    offer(&|state| state.apply_event(dialer, SimultaneousOpen::handle_accepted_dial));
+                    offer(&|state| state.use_own_dial(dialer, number));
                 }
                 _ => {}
             }
@@ -193,12 +180,21 @@ impl DialModelState {
         self.connections[closed].is_closed[side] = true;
         let SideState::Opening(opening) = &self.sides[side] else { panic!("{self:?}") };
         if opening.peer_connection().is_some() {
-            return self.apply_event(side, SimultaneousOpen::handle_failed_dial);
+            return self.handle_failed_dial(side);
         }
         let again = self.dial(side);
         if let SideState::Opening(opening) = &mut self.sides[side] {
             opening.ours = again;
         }
+    }
+
+    /// The acceptor has accepted the connection `own`, which the side has dialed.
+    fn use_own_dial(&mut self, side: usize, own: usize) {
+        let SideState::Opening(opening) = &self.sides[side] else { panic!("{self:?}") };
+        if let Some(theirs) = opening.peer_connection().copied() {
+            self.connections[theirs].is_closed[side] = true;
+        }
+        self.open(side, own);
     }
 
     /// Returns which rule this state breaks, if any. In the first state, `initial_failures` dials may fail.

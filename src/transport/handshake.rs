@@ -1,5 +1,4 @@
-//! Performs [handshakes](crate::wire::handshake) on connections: both sides send and receive their messages with
-//! `advance_handshake`, and the dialer also waits for the connection.
+//! Performs [handshakes](crate::wire::handshake) on connections.
 
 use std::io::{self, Read, Write};
 
@@ -28,9 +27,9 @@ impl Identity {
 pub enum DialProgress {
     /// The peer's machine has not accepted the connection yet.
     Connecting,
-    /// The connection is established, and the handshake is in progress.
+    /// The handshake is in progress.
     Pending,
-    /// The peer has accepted the connection, which may now be used.
+    /// The peer has accepted the connection.
     Ready,
     /// The peer closed the connection before the handshake was complete.
     Closed(io::Error),
@@ -50,8 +49,7 @@ pub enum DialError {
 
 /// A connection that this rank opens without blocking.
 pub trait DialedStream: Read + Write {
-    /// Returns whether the peer's machine has accepted the connection. Returns an error if the connection cannot be
-    /// established.
+    /// Returns whether the peer's machine has accepted the connection, or an error if it cannot be established.
     fn is_established(&self) -> io::Result<bool>;
 }
 
@@ -113,8 +111,7 @@ pub(crate) fn advance_handshake<S: Read + Write>(
             Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Ok(count) => {
                 if let Err(error) = handshake.feed(&bytes[..count]) {
-                    // Tell the peer the reason. Ignore an error of this write, because this function returns the
-                    // error of the handshake.
+                    // Tell the peer the reason. The error of the handshake is more important than one of this write.
                     let _ = stream.write_all(&handshake.take_output());
                     return Err(error.into());
                 }

@@ -1,13 +1,10 @@
 //! The connections that other processes open to this rank, until their handshakes are complete.
 //!
-//! A connection must complete the [handshake](crate::wire::handshake) within [`HANDSHAKE_TIMEOUT`], and at most
-//! [`PENDING_HANDSHAKES_MAX`] handshakes are in progress. If a handshake fails, [`IncomingConnections`] logs the failure
-//! and closes the connection, and the job continues. The owner takes a connection with [`IncomingConnections::take`]. The
-//! owner then accepts the connection with [`AcceptedConnection::confirm`], or closes the connection because it prefers
-//! another connection to the same peer.
+//! If a [handshake](crate::wire::handshake) fails, [`IncomingConnections`] logs the failure and closes the connection, and the
+//! job continues. The owner takes a connection with [`IncomingConnections::take`]. It then accepts the connection with
+//! [`AcceptedConnection::confirm`], or closes it because it prefers another connection to the same peer.
 //!
-//! A connection of an isolated group is refused unless the owner expects it ([`IncomingConnections::expect_isolated_links`]),
-//! so only a limited number of connections waits for the owner.
+//! A connection of an isolated group is refused unless the owner expects it, so only a limited number waits for the owner.
 //!
 //! This module opens no sockets and reads no clock, so the simulation runs it with simulated connections.
 
@@ -28,8 +25,7 @@ use crate::wire::handshake::{
     StreamId, encode_verdict,
 };
 
-/// The time-out of a handshake. If this rank calls [`IncomingConnections::expire`] late, at most 1 s of the time since the
-/// previous call counts toward the time-out.
+/// The time-out of a handshake, in which only the time counts that [`EXPIRE_INTERVAL_MAX`] allows.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of handshakes in progress. A further connection closes one that probably belongs to no rank.
 pub const PENDING_HANDSHAKES_MAX: usize = 256;
@@ -38,8 +34,7 @@ pub const PENDING_HANDSHAKES_MAX: usize = 256;
 const EXPIRE_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// The maximum number of refused processes that the error message about missing ranks lists.
 const REFUSED_RANKS_MAX: usize = 8;
-/// The maximum number of connections that stay open after the reply to a late rank. These connections are not closed at
-/// once, because a reset could discard the reply.
+/// The maximum number of connections that stay open after the reply to a late rank.
 const LATE_REPLY_CONNECTIONS_MAX: usize = 64;
 
 /// A connection whose other end has proved that it belongs to the job.
@@ -62,13 +57,11 @@ impl<S: Write> AcceptedConnection<S> {
     }
 }
 
-/// A connection that another process has opened, and whose handshake is in progress.
 struct IncomingHandshake<S> {
     stream: S,
     address: SocketAddr,
     handshake: Acceptor,
-    /// The time that counts toward the time-out: at most [`EXPIRE_INTERVAL_MAX`] for each interval between two calls
-    /// of [`IncomingConnections::expire`].
+    /// The time that counts toward the time-out.
     elapsed: Duration,
 }
 
@@ -82,7 +75,6 @@ type LateReplyFunction = Box<dyn Fn(Rank) -> Vec<u8> + Send>;
 pub struct IncomingConnections<S> {
     identity: Identity,
     pending: BTreeMap<Token, IncomingHandshake<S>>,
-    /// The connections whose handshake is complete, and which the owner has not taken yet.
     accepted: VecDeque<AcceptedConnection<S>>,
     /// The connections of isolated groups that other ranks may open, each once.
     expected: BTreeSet<ExpectedConnection>,
@@ -191,8 +183,6 @@ impl<S: Read + Write> IncomingConnections<S> {
         self.replied.push_front(stream);
     }
 
-    /// Returns all connections: those whose handshake is in progress, the accepted connections that wait for the owner, and
-    /// those on which the reply to a late rank has been sent.
     pub fn streams(&self) -> impl Iterator<Item = &S> {
         let pending = self.pending.values().map(|pending| &pending.stream);
         pending.chain(self.accepted.iter().map(|accepted| &accepted.stream)).chain(&self.replied)
@@ -221,12 +211,11 @@ impl<S: Read + Write> IncomingConnections<S> {
             Err(DialError::Io(error)) if pending.handshake.requests_link() => {
                 log::debug!("{address} closed its connection: {error}");
             }
-            Err(DialError::Io(error)) => {
+            Err(error) => {
                 self.log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
-            }
-            Err(DialError::Handshake(error)) => {
-                self.log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
-                self.remember_refused(pending.handshake.claimed_rank(), address.ip(), &error);
+                if let DialError::Handshake(error) = error {
+                    self.remember_refused(pending.handshake.claimed_rank(), address.ip(), &error);
+                }
             }
         }
     }
@@ -253,9 +242,8 @@ impl<S: Read + Write> IncomingConnections<S> {
 
     /// Closes the pending connection that is least likely to belong to a rank.
     fn evict_connection(&mut self, now: Duration) {
-        let connections = self
-            .pending
-            .iter()
+        let pending = self.pending.iter();
+        let connections = pending
             .map(|(&token, pending)| (token, pending.address.ip(), pending.handshake.has_received_nothing()));
         let Some(token) = choose_for_eviction(connections) else { return };
         let Some(IncomingHandshake { address, .. }) = self.pending.remove(&token) else { return };

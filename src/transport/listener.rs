@@ -1,5 +1,4 @@
 //! The listening socket, which accepts the connections of other processes, and the event queue of a process's sockets.
-//! `incoming` performs the handshakes on the accepted connections.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -22,9 +21,8 @@ const ACCEPTS_PER_SERVE_MAX: usize = 64;
 const _: () = assert!(ACCEPTS_PER_SERVE_MAX * 2 <= PENDING_HANDSHAKES_MAX);
 /// The pause after a failed attempt to accept a connection, for example because there was no free file descriptor.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// The number of established connections that the kernel keeps until the process accepts them. The setting
-/// `somaxconn` may lower this number. If the queue is full, the kernel does not answer, and the dialer waits and may
-/// time out.
+/// The number of established connections that the kernel keeps until the process accepts them, unless `somaxconn` is lower. If
+/// the queue is full, the kernel does not answer, and the dialer may time out.
 const ACCEPT_BACKLOG: i32 = 4096;
 const LISTENER: Token = Token(0);
 
@@ -43,19 +41,16 @@ pub fn listen(
     Ok(socket.into())
 }
 
-/// The listening socket, if there is one, the incoming handshakes, and an event queue. The owner of the listener also
-/// registers its own sockets with this queue.
+/// The listening socket, the incoming handshakes, and an event queue, also for the sockets of the owner.
 pub struct Listener {
     /// The event queue; `None` after the owner has taken it.
     poller: Option<Poller>,
     registry: Registry,
     /// `None` if no process can connect.
     socket: Option<TcpListener>,
-    /// Whether there may be connections in the kernel that this listener has not accepted. The kernel reports each
-    /// such connection only once.
+    /// Whether there may be connections in the kernel, which reports each of them only once.
     may_have_waiting: bool,
-    /// The earliest time of the next attempt to accept a connection. A failed attempt sets this time to
-    /// [`ACCEPT_RETRY_DELAY`] after the attempt.
+    /// The earliest time of the next attempt to accept a connection.
     accept_at: Duration,
     next_token: usize,
     /// The accepted connections. The owner of the listener takes them from here.
@@ -166,6 +161,7 @@ impl Listener {
     }
 
     fn accept(&mut self, now: Duration) {
+        use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
         for _ in 0..ACCEPTS_PER_SERVE_MAX {
             let Some(socket) = &self.socket else { return };
             if !self.may_have_waiting || now < self.accept_at {
@@ -173,19 +169,13 @@ impl Listener {
             }
             match socket.accept() {
                 Ok((stream, address)) => self.begin_handshake(now, stream, address),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.may_have_waiting = false,
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
-                    ) => {}
+                Err(error) if error.kind() == WouldBlock => self.may_have_waiting = false,
+                Err(error) if matches!(error.kind(), Interrupted | ConnectionAborted) => {}
                 Err(error) => {
                     // For example, no file descriptor is free. The kernel reports waiting connections only once, so try again.
                     self.accept_at = now + ACCEPT_RETRY_DELAY;
-                    self.incoming.log.log_or_count(
-                        now,
-                        format_args!("a connection could not be accepted, trying again: {error}"),
-                    );
+                    let line = format_args!("a connection could not be accepted, trying again: {error}");
+                    self.incoming.log.log_or_count(now, line);
                 }
             }
         }
@@ -195,9 +185,8 @@ impl Listener {
         let token = self.new_token();
         let interest = Interest::READABLE | Interest::WRITABLE;
         if let Err(error) = self.registry.register(&mut stream, token, interest) {
-            let log = &mut self.incoming.log;
-            log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
-            return;
+            let line = format_args!("refused the connection from {address}: {error}");
+            return self.incoming.log.log_or_count(now, line);
         }
         self.incoming.add(now, token, stream, address, rand::random());
     }

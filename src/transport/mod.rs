@@ -26,8 +26,7 @@ pub enum TransferResult {
     Blocked,
     /// The link is lost and will not be opened again; the text says why.
     Lost(String),
-    /// The peer has sent invalid data; the text says what is wrong. A link returns this result once. Bytes that are
-    /// received after this result are meaningless.
+    /// The peer has sent invalid data; the text says what is wrong. A link returns this once. Later bytes are meaningless.
     Corrupt(String),
 }
 
@@ -42,7 +41,6 @@ impl TransferResult {
 }
 
 /// Sockets that carry links to peers. A link is an ordered stream of bytes in each direction.
-/// [`SocketTransport::connect`] opens a link.
 ///
 /// No method blocks, and no method reads a clock: the caller passes the current time.
 pub trait SocketTransport {
@@ -61,8 +59,7 @@ pub trait SocketTransport {
     /// Closes the sending direction of the link to `peer`. Data from the peer can still be received.
     fn close_sending(&mut self, peer: Rank);
 
-    /// Returns whether the kernel of the peer's machine has not yet acknowledged bytes that this rank has sent. If this rank
-    /// closes the link, such bytes may be lost.
+    /// Returns whether the peer's machine has yet to acknowledge bytes. If this rank closes the link, they may be lost.
     fn has_unacknowledged_bytes(&self, _peer: Rank) -> bool {
         false
     }

@@ -8,8 +8,7 @@ use mio::{Events, Poll, Registry, Token, Waker};
 
 /// The maximum number of events that one call of [`Poller::wait`] returns.
 const EVENTS_MAX: usize = 256;
-/// The longest wait. A wait with a longer timeout ends early, after this time, because the kernel counts the
-/// milliseconds of a timeout in 31 bits.
+/// The longest wait, because the kernel counts the milliseconds of a timeout in 31 bits.
 const TIMEOUT_MAX: Duration = Duration::from_hours(24);
 /// The token of [`Poller::waker`]. [`Poller::wait`] does not return events with this token.
 const WAKER: Token = Token(1);
@@ -34,15 +33,15 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// Creates a queue without sockets. Returns an error if the operating system cannot create an event queue.
+    /// Returns an error if the operating system cannot create an event queue.
     pub fn new() -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         Ok(Self { poll, events: Events::with_capacity(EVENTS_MAX), waker })
     }
 
-    /// Returns the registry for sockets. The registry can be used while another thread waits for events. Returns an error if
-    /// the operating system cannot duplicate the file descriptor of the queue.
+    /// Returns the registry for sockets, which can be used while another thread waits for events. Returns an error if the
+    /// operating system cannot duplicate the file descriptor of the queue.
     pub fn registry(&self) -> io::Result<Registry> {
         self.poll.registry().try_clone()
     }
@@ -73,21 +72,5 @@ impl Poller {
             is_ended: event.is_read_closed() || event.is_error(),
         }));
         Ok(self.events.iter().any(|event| event.token() == WAKER))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wake_up_ends_only_one_wait() {
-        let mut poller = Poller::new().unwrap();
-        let mut events = Vec::new();
-        assert!(!poller.wait(Some(Duration::ZERO), &mut events).unwrap());
-        poller.waker().wake().unwrap();
-        assert!(poller.wait(None, &mut events).unwrap());
-        assert!(!poller.wait(Some(Duration::ZERO), &mut events).unwrap());
-        assert!(events.is_empty(), "no socket has an event");
     }
 }

@@ -10,9 +10,8 @@ const NO_FLAGS: libc::c_uint = 0;
 /// Asks the scheduler to give the calling thread short time slices. Returns the operating system's error if it refuses; then
 /// the thread continues with its previous time slices.
 ///
-/// A thread that moves bytes is woken often and runs for microseconds. Otherwise it would wait until the long slices of
-/// computing threads on the same processor end, and the peers of this rank would wait too. Short slices do not change its share
-/// of the processor.
+/// Otherwise a thread that moves bytes would wait until the long slices of computing threads on the same processor end, and the
+/// peers of this rank would wait too. Short slices do not change its share of the processor.
 ///
 /// Linux 6.12 and later gives a `SCHED_OTHER` thread slices of the requested length; see sched(7). Earlier versions ignore the
 /// request. For other scheduling policies, this function does nothing. Theory: Stoica and Abdel-Wahab, "Earliest eligible

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub const WORLD_SIZE_MAX: u32 = 65_536;
 
 /// The number of a process in the job, from 0 to the world size minus one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rank(u32);
 

@@ -30,11 +30,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         let mut locations = std::mem::take(&mut self.registry.exposed_parts.locations);
         locations.clear();
         for rank in 0..self.size().ranks {
-            let location = if rank == self.rank {
-                Ok(None)
-            } else {
-                self.read_exposed_location(rank, round, bytes, element_bytes)
-            };
+            let location = self.read_exposed_location(rank, round, bytes, element_bytes);
             locations.push(location.map_err(|why| (rank, why))?);
         }
         let exposed = locations.iter().flatten().count();
@@ -42,7 +38,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         Ok(exposed + 1 == self.size().ranks)
     }
 
-    /// Reads and checks the location that `rank` has posted in `round`. Returns `None` if `rank` has posted elements instead.
+    /// Reads and checks the location that another rank has posted in `round`. Returns `None` if it has posted elements instead.
     fn read_exposed_location(
         &self,
         rank: usize,
@@ -50,9 +46,9 @@ impl<M: RoundsMemory> ShmRounds<M> {
         bytes: usize,
         element_bytes: usize,
     ) -> Result<Option<BufferRef>, &'static str> {
-        let Some(posted) = self.read_post(rank, round).filter(|posted| posted.is_exposed) else {
-            return Ok(None);
-        };
+        let posted =
+            Some(rank).filter(|&rank| rank != self.rank).and_then(|rank| self.read_post(rank, round));
+        let Some(posted) = posted.filter(|posted| posted.is_exposed) else { return Ok(None) };
         let posted = posted.bytes(0..BUFFER_REF_BYTES).ok_or("it posted no location")?;
         let (words, _) = posted.as_chunks();
         let [buffer, offset]: [u64; 2] = [0, 1].map(|index| u64::from_le_bytes(words[index]));
@@ -110,38 +106,22 @@ mod tests {
 
     use super::*;
     use crate::shm::{ExposedBuffer, HEADER_WORDS, RemoteBuffer, RoundsSize, Segment, TOKEN_BYTES};
-    use rustix::param::page_size;
 
     const HEADER: Header = [5; HEADER_WORDS];
 
-    /// A rank and its own registered buffer.
-    struct RankWithBuffer {
-        rounds: ShmRounds,
-        own: Option<(ExposedBuffer, Arc<()>)>,
-    }
-
-    fn register_buffer(ranks: &mut [RankWithBuffer], length: usize) {
-        let token = [2; TOKEN_BYTES];
-        let buffers: Vec<ExposedBuffer> =
-            ranks.iter().map(|_| ExposedBuffer::create(length, &token).unwrap()).collect();
-        let locations: Vec<_> = buffers.iter().map(|buffer| buffer.location().unwrap()).collect();
-        for (rank, (rank_with_buffer, mut buffer)) in ranks.iter_mut().zip(buffers).enumerate() {
-            let others = locations.iter().enumerate().filter(|(other, _)| *other != rank);
-            let others = others.map(|(_, location)| RemoteBuffer::open(*location, length, &token).unwrap());
-            let alive = Arc::new(());
-            rank_with_buffer.rounds.registry.register(&mut buffer, Arc::downgrade(&alive), others);
-            rank_with_buffer.own = Some((buffer, alive));
-        }
-    }
-
-    fn ranks(length: usize) -> Vec<RankWithBuffer> {
-        let size = RoundsSize { ranks: 2, slot_bytes: 128 };
-        let views = Segment::for_tests(size.bytes(), 2).into_iter().enumerate();
-        let mut ranks: Vec<RankWithBuffer> = views
-            .map(|(rank, s)| RankWithBuffer { rounds: ShmRounds::new(Arc::new(s), size, rank), own: None })
-            .collect();
-        register_buffer(&mut ranks, length);
-        ranks
+    /// Returns the rounds of two ranks, each with its own registered buffer, which stays registered while the `Arc` lives.
+    fn ranks(length: usize) -> Vec<(ShmRounds, ExposedBuffer, Arc<()>)> {
+        let (size, token) = (RoundsSize { ranks: 2, slot_bytes: 128 }, [2; TOKEN_BYTES]);
+        let buffers = [(); 2].map(|()| ExposedBuffer::create(length, &token).unwrap());
+        let locations = buffers.each_ref().map(|buffer| buffer.location().unwrap());
+        let others = [1, 0].map(|other: usize| RemoteBuffer::open(locations[other], length, &token).unwrap());
+        let segments = Segment::for_tests(size.bytes(), 2).into_iter().zip(buffers).zip(others).enumerate();
+        let register = |(rank, ((segment, mut own), other))| {
+            let (mut rounds, alive) = (ShmRounds::new(Arc::new(segment), size, rank), Arc::new(()));
+            rounds.registry.register(&mut own, Arc::downgrade(&alive), [other]);
+            (rounds, own, alive)
+        };
+        segments.map(register).collect()
     }
 
     #[test]
@@ -160,88 +140,36 @@ mod tests {
             ),
         ] {
             let mut ranks = ranks(1000);
-            ranks[1].rounds.post_exposed(1, &HEADER, buffer_ref);
-            ranks[0].rounds.post(1, &HEADER);
-            let found = ranks[0].rounds.read_exposed_locations(1, 104, 8);
+            ranks[1].0.post_exposed(1, &HEADER, buffer_ref);
+            ranks[0].0.post(1, &HEADER);
+            let found = ranks[0].0.read_exposed_locations(1, 104, 8);
             assert_eq!(found, expected.map_err(|what| (1, what)), "{buffer_ref:?}");
         }
     }
 
     #[test]
     fn only_aligned_bytes_inside_a_registered_buffer_have_a_location() {
-        let mut ranks = ranks(1000);
-        let RankWithBuffer { rounds, own } = &mut ranks[0];
-        let (buffer, _) = own.as_ref().unwrap();
-        assert!(rounds.registry.find_buffer_ref(&buffer.bytes()[8..], 8).is_some());
-        assert!(
-            rounds.registry.find_buffer_ref(&buffer.bytes()[1000..], 8).is_some(),
-            "no bytes, at the end of the buffer"
-        );
-        assert!(
-            rounds.registry.find_buffer_ref(&buffer.bytes()[4..], 8).is_none(),
-            "the bytes begin in the middle of an element"
-        );
-        assert!(rounds.registry.find_buffer_ref(&vec![0u8; 1000], 8).is_none());
-        *own = None;
-        assert_eq!(rounds.registry.own_buffer_count(), 1, "the buffer is removed later");
-        rounds.registry.unmap_dropped_buffers(true);
-        assert_eq!(rounds.registry.own_buffer_count(), 0);
+        let (rounds, own, alive) = &mut ranks(1000)[0];
+        let has_location = |bytes| rounds.registry.find_buffer_ref(bytes, 8).is_some();
+        assert!(has_location(&own.bytes()[8..]));
+        assert!(has_location(&own.bytes()[1000..]), "no bytes, at the end of the buffer");
+        assert!(!has_location(&own.bytes()[4..]), "the bytes begin in the middle of an element");
+        assert!(!has_location(&[0; 1000]));
+        *alive = Arc::new(());
+        assert!(!has_location(own.bytes()), "the buffer is dropped");
     }
 
     #[test]
     fn a_buffer_stays_mapped_until_its_owner_withdraws_it() {
         let mut ranks = ranks(64);
-        let (buffer, _) = ranks[0].own.take().unwrap();
-        buffer.withdraw();
-        drop(buffer);
-        for RankWithBuffer { rounds, .. } in &mut ranks {
+        let (_, own, alive) = &mut ranks[0];
+        own.withdraw();
+        *alive = Arc::new(());
+        let counts = |(rounds, ..): &mut (ShmRounds, ExposedBuffer, Arc<()>)| {
             rounds.registry.unmap_dropped_buffers(false);
-        }
-        let counts = |RankWithBuffer { rounds, .. }: &RankWithBuffer| {
             (rounds.registry.own_buffer_count(), rounds.registry.others.len())
         };
-        assert_eq!(
-            [counts(&ranks[0]), counts(&ranks[1])],
-            [(0, 1), (1, 0)],
-            "rank 1 has not withdrawn its buffer"
-        );
-        register_buffer(&mut ranks, 64);
-        let exposed = ranks[0].own.as_ref().unwrap().0.bytes();
-        assert_eq!(
-            ranks[0].rounds.registry.find_buffer_ref(exposed, 1),
-            Some(BufferRef { buffer: 1, offset: 0 }),
-            "the new buffer has the next number"
-        );
-    }
-
-    /// Regression test: before the fix, the pages at both ends of the part stayed shared, and other ranks wrote to memory to
-    /// which the program had a `&mut` reference.
-    #[test]
-    fn a_part_that_is_no_longer_exposed_is_on_private_pages() {
-        let page = page_size();
-        let mut ranks = ranks(4 * page);
-        ranks[0].rounds.post_exposed(1, &HEADER, BufferRef { buffer: 0, offset: 0 });
-        ranks[1].rounds.post(1, &HEADER);
-        assert_eq!(ranks[1].rounds.read_exposed_locations(1, 4 * page, 1), Ok(true));
-        let RankWithBuffer { rounds, own } = &mut ranks[0];
-        let own = &mut own.as_mut().unwrap().0;
-        own.bytes_mut().fill(3);
-        let part = page + 100..3 * page;
-        rounds.registry.stop_exposing(&own.bytes()[part.clone()]);
-        // The second call includes pages that are private already.
-        rounds.registry.stop_exposing(&own.bytes()[part.start - 10..part.end - page]);
-        ranks[1].rounds.write_exposed(0, 1, 0, &vec![9; 4 * page]);
-        let bytes = ranks[0].own.as_ref().unwrap().0.bytes();
-        assert!(bytes[part.clone()].iter().all(|&byte| byte == 3), "the other rank cannot write to the part");
-        assert_eq!(
-            ranks[1].rounds.exposed_bytes(0, 1, &part).unwrap()[0],
-            9,
-            "the other rank has its own page"
-        );
-        let head = bytes.as_ptr().addr() % page;
-        assert!(
-            bytes[..page - head].iter().all(|&byte| byte == 9),
-            "the first page has no byte of the part, so it stays shared"
-        );
+        let counts: Vec<_> = ranks.iter_mut().map(counts).collect();
+        assert_eq!(counts, [(0, 1), (1, 0)], "rank 1 has not withdrawn its buffer");
     }
 }

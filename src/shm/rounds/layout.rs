@@ -1,12 +1,10 @@
-//! Where the headers and payloads of the ranks are in the memory of [rounds](super).
-//!
-//! The headers of a rank are next to each other, so that all of them are in a few pages: a short collective takes less time than
-//! it takes to look for some pages in the second level of a processor's TLB.
+//! Where the headers and payloads of the ranks are in the memory of [rounds](super). The headers of a rank are in a few pages: a
+//! short collective takes less time than a look for some pages in the second level of a processor's TLB.
 
 use crate::shm::memory::WORD_BYTES;
 
-/// The unit of the memory layout in bytes: two adjacent cache lines, which some processors fetch together. The data of each
-/// rank begin at a multiple of this unit, so that two ranks do not share a unit by accident.
+/// The unit of the memory layout in bytes: two adjacent cache lines, which some processors fetch together. Two ranks do not share
+/// a unit by accident.
 pub(super) const CACHE_LINE_PAIR_BYTES: usize = 128;
 /// How many rounds a rank may be ahead of the others, if its payloads follow their headers.
 pub const LEAD_MAX: u64 = 32;
@@ -30,8 +28,7 @@ pub(super) const SHORT_CELLS: u64 = 2 * SHORT_LEAD_MAX;
 /// the payload that other ranks read, for the payload that this rank writes, and for the unused space at the end.
 pub(super) const RING_BUFFER_SLOTS: usize = 4;
 /// The number of bytes that the payloads in the ring buffers of all ranks use together, unless they are too long for that. With
-/// more memory, the ranks would read memory that is in no cache, and each rank has a page fault for every page that it reads for
-/// the first time.
+/// more memory, the ranks would read memory that is in no cache, and have more page faults.
 pub(super) const USED_BYTES_OF_ALL_RANKS: usize = 8 << 20;
 /// The number of bits of a stamp, the first word of a post header, that contain the place of the payload ([`NextPost::place`]).
 pub(super) const PLACE_BITS: u32 = 16;
@@ -62,7 +59,6 @@ impl RoundsSize {
         CACHE_LINE_PAIR_BYTES + self.ranks * self.bytes_per_rank()
     }
 
-    /// Returns the number of bytes of one rank: its sleep flag, its post headers, its cells, and its ring buffer.
     pub(super) const fn bytes_per_rank(self) -> usize {
         RING_BUFFER_OFFSET + self.ring_buffer_bytes()
     }
@@ -85,8 +81,8 @@ pub(super) const RING_BUFFER_OFFSET: usize = CELLS_OFFSET + SHORT_CELLS as usize
 pub(super) struct NextPost {
     /// The round in which this rank posts the payload; 0 before the first round.
     pub(super) round: u64,
-    /// The place of the payload: 0 means directly after the header, [`CELL_PLACE`] in the cell of the round, and any other n
-    /// at the nth unit of the ring buffer. [`EXPOSED_PLACE`] means that the payload is the location of exposed elements.
+    /// The place of the payload: 0 means directly after the header, and n at the nth unit of the ring buffer. [`CELL_PLACE`] and
+    /// [`EXPOSED_PLACE`] have other meanings.
     pub(super) place: usize,
     /// The length of the payload in bytes.
     pub(super) length: usize,
@@ -111,7 +107,6 @@ impl NextPost {
     }
 }
 
-/// Rounds a number of bytes up to whole units of the memory layout.
 const fn in_units(bytes: usize) -> usize {
     bytes.next_multiple_of(CACHE_LINE_PAIR_BYTES)
 }

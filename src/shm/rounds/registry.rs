@@ -1,6 +1,6 @@
 //! The registered buffers: the buffers in shared memory that all ranks of a host have mapped. A rank *exposes* a part of its
-//! buffer: it posts the location of its elements instead of the elements. The other ranks check that the location is inside the
-//! buffer that they have mapped, and then read and write the part in place, until each rank has posted that it is done.
+//! buffer: it posts the location of its elements instead of the elements. The other ranks check the location, and then read and
+//! write the part in place, until each rank has posted that it is done.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,6 +25,7 @@ pub struct BufferRef {
     pub offset: u64,
 }
 
+#[derive(Default)]
 pub struct BufferRegistry {
     rank: usize,
     /// The number of buffers that each rank has registered, including dropped buffers. The next buffer gets this number.
@@ -59,13 +60,7 @@ pub(super) struct ExposedParts {
 
 impl BufferRegistry {
     pub(super) fn new(rank: usize) -> Self {
-        Self {
-            rank,
-            count: 0,
-            own: BTreeMap::new(),
-            others: BTreeMap::new(),
-            exposed_parts: ExposedParts::default(),
-        }
+        Self { rank, ..Self::default() }
     }
 
     pub fn own_buffer_count(&self) -> usize {
@@ -85,8 +80,7 @@ impl BufferRegistry {
         let number = self.count;
         self.count += 1;
         self.others.insert(number, buffers);
-        let (mapping_start, spare) = (own.mapping_start(), own.spare_pages.take());
-        let bytes = own.bytes();
+        let (mapping_start, spare, bytes) = (own.mapping_start(), own.spare_pages.take(), own.bytes());
         let own_buffer = OwnBuffer { number, length: bytes.len(), mapping_start, spare, alive };
         self.own.insert(bytes.as_ptr().addr(), own_buffer);
     }
@@ -100,9 +94,7 @@ impl BufferRegistry {
         }
         self.others.retain(|_, buffers| {
             for buffer in buffers.iter_mut() {
-                if buffer.as_ref().is_some_and(RemoteBuffer::is_withdrawn) {
-                    *buffer = None;
-                }
+                buffer.take_if(|buffer| buffer.is_withdrawn());
             }
             buffers.iter().any(Option::is_some)
         });
@@ -117,8 +109,7 @@ impl BufferRegistry {
         is_found.then_some(BufferRef { buffer: own.number, offset: offset as u64 })
     }
 
-    /// Finds this rank's registered buffer in which `bytes` begin. Returns the address of the buffer's first element, and
-    /// the buffer.
+    /// Returns this rank's registered buffer in which `bytes` begin, and the address of its first element.
     fn own_buffer_at(&self, bytes: &[u8]) -> Option<(usize, &OwnBuffer)> {
         let address = bytes.as_ptr().addr();
         let (&first, own) = self.own.range(..=address).next_back()?;

@@ -11,9 +11,8 @@ use crate::types::Rank;
 use crate::wire::cause::NO_ANSWER_TEXT;
 use crate::wire::handshake::{Dialer, StreamId};
 
-/// The time within which a peer's machine must accept a TCP connection. The peer completes the handshake when it next
-/// calls the library, which may be much later. The deadline of the operation that needs the link also limits the
-/// handshake.
+/// The time within which a peer's machine must accept a TCP connection. The peer completes the handshake when it next calls the
+/// library, which may be much later.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct Dial {
@@ -25,44 +24,39 @@ pub(super) struct Dial {
     pub(super) handshake: Dialer,
     /// The time at which this rank began to open the connection.
     pub(super) began: Duration,
-    /// The time by which the peer's machine must accept the connection; `None` once the machine has accepted the
-    /// connection.
+    /// The time by which the peer's machine must accept the connection; `None` once it has done so.
     pub(super) deadline: Option<Duration>,
 }
 
-pub(super) enum DialOutcome {
-    /// The connection is not open yet.
-    InProgress,
-    /// The peer has accepted the connection.
-    Ready,
-    /// The connection has failed. If this rank was too slow in the handshake, it should dial again.
-    Failed { why: String, was_too_slow: bool },
+/// Why a connection could not be opened. If this rank was too slow in the handshake, it should dial again.
+pub(super) struct DialFailure {
+    pub(super) why: String,
+    pub(super) was_too_slow: bool,
 }
 
 impl Dial {
-    /// Returns whether the peer's machine should have accepted the connection by now.
     pub(super) fn is_late(&self, now: Duration) -> bool {
         self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
-    /// Opens the connection as far as possible without blocking. If the deadline has passed, the connection may still have
-    /// been established while this rank was outside the library.
-    pub(super) fn advance(&mut self, now: Duration) -> DialOutcome {
+    /// Opens the connection as far as possible without blocking. Returns whether the peer has accepted it. If the deadline has
+    /// passed, the connection may still have been established while this rank was outside the library.
+    pub(super) fn advance(&mut self, now: Duration) -> Result<bool, DialFailure> {
         let (error, was_too_slow) = match self.handshake.advance(&mut self.stream) {
             DialProgress::Connecting if self.is_late(now) => {
                 let why = format!("{NO_ANSWER_TEXT} {} s", CONNECT_TIMEOUT.as_secs());
-                return DialOutcome::Failed { why, was_too_slow: false };
+                return Err(DialFailure { why, was_too_slow: false });
             }
-            DialProgress::Connecting => return DialOutcome::InProgress,
+            DialProgress::Connecting => return Ok(false),
             DialProgress::Pending => {
                 self.deadline = None;
-                return DialOutcome::InProgress;
+                return Ok(false);
             }
-            DialProgress::Ready => return DialOutcome::Ready,
+            DialProgress::Ready => return Ok(true),
             // If this rank made no call to the library for a long time, the peer has closed the connection.
             DialProgress::Closed(error) => (error.to_string(), now >= self.began + HANDSHAKE_TIMEOUT),
             DialProgress::Failed(error) => (error.to_string(), false),
         };
-        DialOutcome::Failed { why: format!("no connection: {error}"), was_too_slow }
+        Err(DialFailure { why: format!("no connection: {error}"), was_too_slow })
     }
 }

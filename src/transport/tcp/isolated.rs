@@ -1,8 +1,6 @@
-//! Opens the links of an isolated group. They arrive on the port of the job: the rank that dials names the isolated group in
-//! the handshake, and the transport of the job passes the accepted connections to the transport of the group.
-//!
-//! Of two ranks, the lower rank of the group dials. All ranks must have called [`TcpTransport::create_isolated`] before one of
-//! them dials, because the transport of the job refuses unexpected connections.
+//! Opens the links of an isolated group. They arrive on the port of the job, which passes the accepted connections to the
+//! transport of the group. Of two ranks, the lower rank of the group dials. All ranks must have called
+//! [`TcpTransport::create_isolated`] before one of them dials, because the transport of the job refuses unexpected connections.
 
 use std::io;
 use std::time::Duration;
@@ -20,9 +18,9 @@ impl TcpTransport {
         self.listener.has_port()
     }
 
-    /// Creates the transport of this rank in an isolated group of this job, without links. `rank` is this rank's number in the
-    /// group. From now on, this job's port accepts the connections that the lower ranks of the group open. Returns an error if
-    /// the operating system refuses an event queue.
+    /// Creates the transport of this rank in an isolated group of this job. `rank` is this rank's number in the group. From now
+    /// on, this job's port accepts the connections that the lower ranks of the group open. Returns an error if the operating
+    /// system refuses an event queue.
     pub fn create_isolated(
         &mut self,
         group: IsolatedGroup,
@@ -47,7 +45,7 @@ impl TcpTransport {
 
     /// Returns whether no connection is being opened.
     pub fn has_dialed(&self) -> bool {
-        self.dials().next().is_none()
+        self.dials.is_empty()
     }
 
     /// Returns a peer whose link is lost or still being opened, and why.
@@ -67,15 +65,14 @@ impl TcpTransport {
         until: Duration,
         events: &mut Vec<Event>,
     ) -> io::Result<()> {
-        let dials = self.dials().filter_map(|dial| dial.deadline);
+        let dials = self.dials.values().filter_map(|dial| dial.deadline);
         let until = dials.min().map_or(until, |deadline| deadline.min(until));
         self.listener.wait(now, Some(until), events)
     }
 
-    /// Adds the connections that the lower ranks of this isolated group have opened to the port of `job`, which refuses
-    /// connections of this group from now on. Returns an error if a connection cannot move to the event queue of this
-    /// transport.
-    pub fn take_accepted_from(&mut self, job: &mut Self, now: Duration) -> io::Result<()> {
+    /// Adds the connections that the lower ranks of this isolated group have opened to the port of `job`, which from now on
+    /// refuses such connections. Returns an error if a connection cannot move to the event queue of this transport.
+    pub fn take_accepted_from(&mut self, job: &mut Self) -> io::Result<()> {
         let Some(group) = self.isolated.clone() else { return Ok(()) };
         for mut accepted in job.listener.incoming.take_isolated_links(group.id) {
             job.listener.registry().deregister(&mut accepted.stream)?;
@@ -85,7 +82,7 @@ impl TcpTransport {
             let from = group.members.iter().position(|&member| member == accepted.introduction.from);
             let Some(from) = from else { continue };
             accepted.introduction.from = Rank::new(from as u32);
-            self.add_peer_connection(now, accepted);
+            self.add_peer_connection(accepted);
         }
         // The other ranks may send before this rank needs its links.
         self.incoming_links = self.links.keys().copied().collect();

@@ -3,14 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::tests::{
-    DELIVERY_TIMEOUT, SECOND, TestRank, assert_linked, handle_events_until, make_test_ranks, options,
-};
-use super::{IsolatedGroup, TcpTransport};
+use super::IsolatedGroup;
+use super::tests::{SECOND, TestRank, assert_linked, handle_events_until, make_test_ranks, options};
 use crate::transport::SocketTransport as _;
-use crate::transport::handshake::{DialError, DialProgress};
 use crate::types::Rank;
-use crate::wire::handshake::{HandshakeError, Refusal, StreamId};
 
 const NOW: Duration = SECOND;
 
@@ -27,12 +23,6 @@ fn isolate(job: &mut [TestRank], group: &IsolatedGroup, rank: usize, streams: u8
     // The tests wait for events themselves.
     let poller = transport.take_poller().unwrap();
     TestRank { transport, poller }
-}
-
-fn take_accepted(job: &mut [TestRank], isolated: &mut TestRank) {
-    let group = isolated.transport.isolated.clone().unwrap();
-    let own = group.members[isolated.transport.rank.index()];
-    isolated.transport.take_accepted_from(&mut job[own.index()].transport, NOW).unwrap();
 }
 
 /// All ranks of an isolated group dial at once. The links arrive on the ports of the job, and still work after its end.
@@ -52,8 +42,8 @@ fn the_links_of_an_isolated_group_arrive_on_the_ports_of_the_job() {
             all.iter().all(|rank| rank.transport.has_dialed() && rank.transport.missing_link().is_none())
         });
         let mut isolated = all.split_off(world as usize);
-        for isolated in &mut isolated {
-            take_accepted(&mut all, isolated);
+        for (TestRank { transport, .. }, &member) in isolated.iter_mut().zip(members) {
+            transport.take_accepted_from(&mut all[member as usize].transport).unwrap();
         }
         assert!(all.iter().all(|rank| rank.transport.descriptors().len() == 1), "only the listener is left");
         drop(all);
@@ -64,56 +54,6 @@ fn the_links_of_an_isolated_group_arrive_on_the_ports_of_the_job() {
         }
         assert_linked(&mut isolated[..2], NOW);
     }
-}
-
-/// Opens a connection of the isolated group that `dialer` is in, and returns why the rank `accepting` of `job` refuses it.
-fn dial_and_be_refused(job: &mut [TestRank], accepting: usize, dialer: &mut TcpTransport) -> HandshakeError {
-    let mut dial = dialer.open_connection(NOW, Rank::new(1), StreamId::ONLY).unwrap();
-    let started = std::time::Instant::now();
-    loop {
-        assert!(started.elapsed() < DELIVERY_TIMEOUT, "the connection was not refused");
-        job[accepting].wait_and_handle_events(NOW, Duration::from_millis(1));
-        match dial.handshake.advance(&mut dial.stream) {
-            DialProgress::Connecting | DialProgress::Pending => {}
-            DialProgress::Failed(DialError::Handshake(error)) => return error,
-            DialProgress::Failed(DialError::Io(error)) | DialProgress::Closed(error) => panic!("{error}"),
-            DialProgress::Ready => panic!("the connection was accepted"),
-        }
-    }
-}
-
-/// A rank accepts only the connections of isolated groups that it expects, and each of them once. So another rank cannot make it
-/// hold many connections.
-#[test]
-fn connections_of_isolated_groups_that_a_rank_does_not_expect_are_refused() {
-    let mut job = make_test_ranks(3, 1);
-    let refused = HandshakeError::Refused(Refusal::Group);
-    let group = group_of(&[0, 1]);
-    let mut dialer = isolate(&mut job, &group, 0, 1);
-    assert_eq!(dial_and_be_refused(&mut job, 1, &mut dialer.transport), refused, "rank 1 expects no group");
-    let acceptor = isolate(&mut job, &group, 1, 1);
-    let mut other_rank = isolate(&mut job, &group_of(&[2, 1]), 0, 1);
-    assert_eq!(
-        dial_and_be_refused(&mut job, 1, &mut other_rank.transport),
-        refused,
-        "rank 2 is not expected"
-    );
-    let other_group = IsolatedGroup { id: 8, ..group };
-    let mut other_group = isolate(&mut job, &other_group, 0, 1);
-    assert_eq!(dial_and_be_refused(&mut job, 1, &mut other_group.transport), refused, "another number");
-    dialer.transport.dial_higher_ranks(NOW);
-    job.extend([dialer, acceptor]);
-    handle_events_until(&mut job, &[1, 3], NOW, |all| all[3].transport.has_dialed());
-    let mut isolated = job.split_off(3);
-    for _ in 0..20 {
-        let error = dial_and_be_refused(&mut job, 1, &mut isolated[0].transport);
-        assert_eq!(error, refused, "the link exists");
-        assert_eq!(job[1].transport.descriptors().len(), 2, "the listener and the expected connection");
-    }
-    take_accepted(&mut job, &mut isolated[1]);
-    let error = dial_and_be_refused(&mut job, 1, &mut isolated[0].transport);
-    assert_eq!(error, refused, "the group has been connected");
-    assert_linked(&mut isolated, NOW);
 }
 
 /// The peer of a connection that is being opened ends: before the connection, or in the middle of the handshake.

@@ -59,8 +59,7 @@ pub(super) fn is_retransmission_unanswered<S: AsFd>(socket: &S) -> bool {
     // A host with a full receive buffer still answers repeated data, so this host does not count as silent.
     let is_unanswered = value(TCP_INFO_LAST_ACK_RECEIVED_MS_OFFSET)
         > value(TCP_INFO_LAST_DATA_SENT_MS_OFFSET).saturating_add(ACK_BEFORE_LAST_SEND_MS_MAX);
-    // If this host cannot send at all, for example because its address was removed, the kernel counts only probes,
-    // not retransmits.
+    // If this host cannot send at all, for example because its address was removed, the kernel counts only probes.
     let is_sent_again = info[TCP_INFO_RETRANSMITS_OFFSET] > 0 && value(TCP_INFO_UNACKED_OFFSET) > 0
         || info[TCP_INFO_PROBES_OFFSET] > 0;
     is_known && is_unanswered && is_sent_again

@@ -30,11 +30,11 @@ pub(crate) use self::bundle::Bundle;
 #[cfg(test)]
 pub(crate) use self::bundle::Connection;
 pub use self::dial::CONNECT_TIMEOUT;
-use self::dial::{Dial, DialOutcome};
+use self::dial::Dial;
 #[cfg(test)]
 pub(crate) use self::kernel::SendSpace;
 pub use self::options::{CongestionControl, PacingRate, SocketOptions};
-pub(crate) use self::simultaneous_open::{LinkChoice, SimultaneousOpen};
+pub(crate) use self::simultaneous_open::SimultaneousOpen;
 use super::incoming::AcceptedConnection;
 use super::listener::Listener;
 use super::poller::{Event, Poller};
@@ -62,9 +62,10 @@ pub struct TcpTransport {
     /// The number of connections of a link on which this rank sends.
     used_streams: u8,
     links: BTreeMap<Rank, TcpLink>,
-    /// The peer of each connection of a link, by the token of the connection.
+    /// The peer of each connection of an open link, by the token of the connection.
     peers_by_token: HashMap<Token, Rank>,
-    extras: BTreeMap<Token, Dial>,
+    /// The connections that this rank is opening, by their token.
+    dials: BTreeMap<Token, Dial>,
     /// The peers that have opened a link to this rank without a request of this rank.
     incoming_links: VecDeque<Rank>,
     /// The isolated group of which this is the transport; `None` for the transport of a job.
@@ -73,15 +74,14 @@ pub struct TcpTransport {
 
 enum TcpLink {
     /// This rank dials the peer, and the peer may dial this rank at the same time.
-    Opening(Box<SimultaneousOpen<Dial, AcceptedConnection>>),
+    Opening(SimultaneousOpen<Token, AcceptedConnection>),
     Open(Box<Bundle<TcpStream>>),
     /// The link is lost, for this reason.
     Lost(String),
 }
 
 impl TcpTransport {
-    /// Creates the transport of `rank`, whose peers listen at `addresses`, in rank order. The transport accepts
-    /// connections through `listener`, and opens links with `streams` connections each.
+    /// Creates the transport of `rank`. The peers listen at `addresses`, in rank order.
     pub fn new(
         listener: Listener,
         rank: Rank,
@@ -98,7 +98,7 @@ impl TcpTransport {
             used_streams: streams,
             links: BTreeMap::new(),
             peers_by_token: HashMap::new(),
-            extras: BTreeMap::new(),
+            dials: BTreeMap::new(),
             incoming_links: VecDeque::new(),
             isolated: None,
         }
@@ -118,34 +118,26 @@ impl TcpTransport {
         let mut other_events = Vec::new();
         self.listener.serve(now, events, &mut other_events);
         for event in other_events {
-            let peer = self.peers_by_token.get(&event.token);
-            match peer.and_then(|peer| self.links.get_mut(peer)) {
-                Some(TcpLink::Open(bundle)) => bundle.handle_event(event),
-                _ => self.advance_dial(now, event.token),
+            let peer = self.peers_by_token.get(&event.token).copied();
+            match peer.and_then(|peer| self.bundle_mut(peer)) {
+                Some(bundle) => bundle.handle_event(event),
+                None => self.advance_dial(now, event.token),
             }
         }
         while let Some(accepted) = self.listener.incoming.take(ConnectionPurpose::Link) {
-            self.add_peer_connection(now, accepted);
+            self.add_peer_connection(accepted);
         }
-        let late: Vec<Token> = self.dials().filter(|dial| dial.is_late(now)).map(|dial| dial.token).collect();
-        for token in late {
+        let late = self.dials.values().filter(|dial| dial.is_late(now)).map(|dial| dial.token);
+        for token in late.collect::<Vec<Token>>() {
             self.advance_dial(now, token);
         }
     }
 
-    fn dials(&self) -> impl Iterator<Item = &Dial> {
-        let of_links = self.links.values().filter_map(|link| match link {
-            TcpLink::Opening(opening) => Some(&opening.ours),
-            TcpLink::Open(_) | TcpLink::Lost(_) => None,
-        });
-        of_links.chain(self.extras.values())
-    }
-
-    /// Returns the file descriptors of the listener, of all links and of all connections that are being opened. If a forked
-    /// child keeps copies of these file descriptors open, peers do not notice the end of this process.
+    /// Returns the file descriptors of all sockets. If a forked child keeps copies of them open, peers do not notice the end of
+    /// this process.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let mut all = self.listener.descriptors();
-        all.extend(self.dials().map(|dial| dial.stream.as_raw_fd()));
+        all.extend(self.dials.values().map(|dial| dial.stream.as_raw_fd()));
         for link in self.links.values() {
             match link {
                 TcpLink::Open(bundle) => all.extend(bundle.connections().map(AsRawFd::as_raw_fd)),
@@ -159,11 +151,13 @@ impl TcpTransport {
         all
     }
 
-    /// Begins to open the first connection of a link.
-    fn dial(&mut self, now: Duration, peer: Rank) -> io::Result<Dial> {
-        let dial = self.open_connection(now, peer, StreamId { index: 0, total: self.streams })?;
-        self.peers_by_token.insert(dial.token, peer);
-        Ok(dial)
+    /// Begins to open a connection. Returns its token, or why it cannot be opened.
+    fn dial(&mut self, now: Duration, peer: Rank, stream_id: StreamId) -> Result<Token, String> {
+        let dialed = self.open_connection(now, peer, stream_id);
+        let dial = dialed.map_err(|error| format!("no connection: {error}"))?;
+        let token = dial.token;
+        self.dials.insert(token, dial);
+        Ok(token)
     }
 
     fn open_connection(&mut self, now: Duration, peer: Rank, stream_id: StreamId) -> io::Result<Dial> {
@@ -172,8 +166,7 @@ impl TcpTransport {
         let token = self.listener.new_token();
         self.listener.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
         let introduction = self.introduce(peer, stream_id);
-        let identity = self.listener.incoming.identity();
-        let handshake = identity.dialer(introduction, rand::random());
+        let handshake = self.listener.incoming.identity().dialer(introduction, rand::random());
         let deadline = Some(now + CONNECT_TIMEOUT);
         Ok(Dial { peer, stream_id, stream, token, handshake, began: now, deadline })
     }
@@ -185,37 +178,36 @@ impl TcpTransport {
 
     /// Advances the opening of a connection as far as possible without blocking.
     fn advance_dial(&mut self, now: Duration, token: Token) {
-        if self.extras.contains_key(&token) {
-            return self.advance_extra_connection(now, token);
+        let Some(dial) = self.dials.get_mut(&token) else { return };
+        let progress = dial.advance(now);
+        if let Ok(false) = progress {
+            return;
         }
-        let Some(&peer) = self.peers_by_token.get(&token) else { return };
-        let Some(TcpLink::Opening(opening)) = self.links.get_mut(&peer) else { return };
-        match opening.ours.advance(now) {
-            DialOutcome::InProgress => {}
-            DialOutcome::Ready => {
-                self.update_opening_link(now, peer, "", SimultaneousOpen::handle_accepted_dial);
+        let Some(dial) = self.dials.remove(&token) else { return };
+        let Dial { peer, stream_id, .. } = dial;
+        let is_extra = stream_id.index > 0;
+        let failure = match progress {
+            Ok(_) if is_extra => return self.add_extra_connection(dial),
+            Ok(_) => {
+                self.add_open_link(peer, dial.stream, token, stream_id.total);
+                return self.open_extra_connections(now, peer);
             }
-            DialOutcome::Failed { was_too_slow: true, .. } if opening.peer_connection().is_none() => {
-                self.dial_again(now, peer);
-            }
-            DialOutcome::Failed { why, .. } => {
-                self.update_opening_link(now, peer, &why, SimultaneousOpen::handle_failed_dial);
-            }
-        }
-    }
-
-    fn dial_again(&mut self, now: Duration, peer: Rank) {
-        let dialed = self.dial(now, peer);
-        let Some(TcpLink::Opening(opening)) = self.links.get_mut(&peer) else { return };
-        match dialed {
-            Ok(dial) => {
-                self.peers_by_token.remove(&opening.ours.token);
-                opening.ours = dial;
-            }
-            Err(error) => {
-                let why = format!("no connection: {error}");
-                self.update_opening_link(now, peer, &why, SimultaneousOpen::handle_failed_dial);
-            }
+            Err(failure) => failure,
+        };
+        let has_peer_dialed = match self.links.get(&peer) {
+            Some(TcpLink::Opening(opening)) => opening.peer_connection().is_some(),
+            _ => false,
+        };
+        let may_dial_again = failure.was_too_slow && !has_peer_dialed;
+        let again = if may_dial_again { self.dial(now, peer, stream_id) } else { Err(failure.why) };
+        match (again, self.links.get_mut(&peer)) {
+            (Ok(again), Some(TcpLink::Opening(opening))) => opening.ours = again,
+            (Ok(_), _) => {}
+            (Err(why), Some(TcpLink::Opening(opening))) => match opening.handle_failed_dial() {
+                Some(accepted) => self.accept_link(peer, accepted),
+                None => drop(self.links.insert(peer, TcpLink::Lost(why))),
+            },
+            (Err(why), _) => self.handle_failed_extra_connection(peer, stream_id, &why),
         }
     }
 
@@ -230,44 +222,46 @@ impl TcpTransport {
         Introduction { purpose, from, to, stream }
     }
 
-    fn add_peer_connection(&mut self, now: Duration, accepted: AcceptedConnection) {
+    fn add_peer_connection(&mut self, accepted: AcceptedConnection) {
         match accepted.introduction.stream.index {
-            0 => self.handle_peer_connection(now, accepted),
+            0 => self.handle_peer_connection(accepted),
             _ => self.accept_extra_connection(accepted),
         }
     }
 
     /// Handles the first connection of a link that a peer has opened.
-    fn handle_peer_connection(&mut self, now: Duration, accepted: AcceptedConnection) {
+    fn handle_peer_connection(&mut self, accepted: AcceptedConnection) {
         let peer = accepted.introduction.from;
-        match self.links.get(&peer) {
+        match self.links.get_mut(&peer) {
             None => {
-                let link = self.accept_link(peer, accepted);
-                self.links.insert(peer, link);
+                self.accept_link(peer, accepted);
                 self.incoming_links.push_back(peer);
             }
-            Some(TcpLink::Opening(_)) => {
-                self.update_opening_link(now, peer, "", |opening| opening.handle_peer_dial(accepted));
+            Some(TcpLink::Opening(opening)) => {
+                let own_token = opening.ours;
+                if let Some(accepted) = opening.handle_peer_dial(accepted) {
+                    self.dials.remove(&own_token);
+                    self.accept_link(peer, accepted);
+                }
             }
-            // After a simultaneous open, a second connection is normal: the peer sent its proof on this connection
-            // before the other connection was chosen.
+            // After a simultaneous open, this is normal: the peer sent its proof before the other connection was chosen.
             Some(TcpLink::Open(_) | TcpLink::Lost(_)) => {
                 log::debug!("closed a second connection of rank {peer}");
             }
         }
     }
 
-    fn accept_link(&mut self, peer: Rank, accepted: AcceptedConnection) -> TcpLink {
+    fn accept_link(&mut self, peer: Rank, accepted: AcceptedConnection) {
         let (token, stream_count) = (accepted.token, accepted.introduction.stream.total);
-        self.peers_by_token.insert(token, peer);
         match self.apply_options_and_confirm(accepted) {
-            Ok(stream) => self.new_open_link(stream, token, stream_count),
-            Err((problem, error)) => TcpLink::Lost(format!("its connection {problem}: {error}")),
+            Ok(stream) => self.add_open_link(peer, stream, token, stream_count),
+            Err((problem, error)) => {
+                self.links.insert(peer, TcpLink::Lost(format!("its connection {problem}: {error}")));
+            }
         }
     }
 
-    /// Sets the options of a connection that a peer has opened, and sends the peer the verdict that accepts the
-    /// connection.
+    /// Sets the options of a connection that a peer has opened, and sends the peer the verdict that accepts it.
     fn apply_options_and_confirm(
         &self,
         accepted: AcceptedConnection,
@@ -278,41 +272,14 @@ impl TcpTransport {
         accepted.confirm().map_err(|error| ("could not be confirmed", error))
     }
 
-    fn new_open_link(&self, stream: TcpStream, token: Token, stream_count: u8) -> TcpLink {
+    fn add_open_link(&mut self, peer: Rank, stream: TcpStream, token: Token, stream_count: u8) {
+        self.peers_by_token.insert(token, peer);
         let mut bundle = Bundle::new(stream, token, stream_count);
         bundle.use_streams(self.used_streams.into());
         if self.streams == 1 {
             bundle.use_single_connection();
         }
-        TcpLink::Open(Box::new(bundle))
-    }
-
-    /// Applies an event to a link that is being opened. If the link is then lost, `why` is the reason.
-    fn update_opening_link(
-        &mut self,
-        now: Duration,
-        peer: Rank,
-        why: &str,
-        event: impl FnOnce(SimultaneousOpen<Dial, AcceptedConnection>) -> LinkChoice<Dial, AcceptedConnection>,
-    ) {
-        let Some(TcpLink::Opening(opening)) = self.links.remove(&peer) else { return };
-        let (own_token, mut is_ours) = (opening.ours.token, false);
-        let link = match event(*opening) {
-            LinkChoice::Waiting(opening) => TcpLink::Opening(Box::new(opening)),
-            LinkChoice::Ours(dial) => {
-                is_ours = true;
-                self.new_open_link(dial.stream, dial.token, dial.stream_id.total)
-            }
-            LinkChoice::Theirs(accepted) => {
-                self.peers_by_token.remove(&own_token);
-                self.accept_link(peer, accepted)
-            }
-            LinkChoice::Lost => TcpLink::Lost(why.to_owned()),
-        };
-        self.links.insert(peer, link);
-        if is_ours {
-            self.open_extra_connections(now, peer);
-        }
+        self.links.insert(peer, TcpLink::Open(Box::new(bundle)));
     }
 
     /// Returns the connections of the link to `peer`, if the link is open.
@@ -342,9 +309,9 @@ impl SocketTransport for TcpTransport {
         if self.links.contains_key(&peer) {
             return;
         }
-        let link = match self.dial(now, peer) {
-            Ok(dial) => TcpLink::Opening(Box::new(SimultaneousOpen::new(self.rank, peer, dial))),
-            Err(error) => TcpLink::Lost(format!("no connection: {error}")),
+        let link = match self.dial(now, peer, StreamId { index: 0, total: self.streams }) {
+            Ok(token) => TcpLink::Opening(SimultaneousOpen::new(self.rank, peer, token)),
+            Err(why) => TcpLink::Lost(why),
         };
         self.links.insert(peer, link);
     }
@@ -383,7 +350,7 @@ impl SocketTransport for TcpTransport {
     }
 
     fn next_deadline(&self) -> Option<Duration> {
-        self.dials().filter_map(|dial| dial.deadline).chain(self.listener.next_deadline()).min()
+        self.dials.values().filter_map(|dial| dial.deadline).chain(self.listener.next_deadline()).min()
     }
 
     fn is_retransmission_unanswered(&self, peer: Rank) -> bool {

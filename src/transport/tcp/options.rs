@@ -25,15 +25,14 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The number of unanswered checks after which the kernel ends the connection.
 const KEEPALIVE_PROBES: u32 = 3;
-/// The option `TCP_USER_TIMEOUT` is the time-out of operations plus this margin. The kernel ends a connection if its
-/// sent data stay unacknowledged, or the peer's receive buffer stays full, for longer than this option.
+/// The option `TCP_USER_TIMEOUT` is the time-out of operations plus this margin. The kernel ends a connection if sent data stay
+/// unacknowledged, or the peer's receive buffer stays full, for longer.
 const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
 /// The lowest and the highest accepted rate, in bits per second.
 const BITS_PER_SECOND_MIN: f64 = 1e5;
 const BITS_PER_SECOND_MAX: f64 = 1e13;
-/// The units of tc(8), in bits per second. `mbps` is not accepted, because it means megabytes per second in tc(8) and
-/// megabits per second elsewhere.
+/// The units of tc(8), in bits per second. `mbps` is not accepted, because it means megabytes only in tc(8).
 const UNITS: [(&str, f64); 4] = [("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9), ("bit", 1.0)];
 
 /// The choice of a congestion control for links.
@@ -65,8 +64,7 @@ impl FromStr for CongestionControl {
     }
 }
 
-/// The maximum rate at which a link sends. A link without a maximum rate sends in bursts, and a switch may drop packets of a
-/// burst. A link with a maximum rate sends evenly. A user who knows the bandwidth of the network can set the rate.
+/// The maximum rate at which a link sends. A link without one sends in bursts, and a switch may drop packets of a burst.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct PacingRate {
     bytes_per_second: u64,
@@ -155,8 +153,8 @@ impl SocketOptions {
     pub fn with_pacing(self, pacing: Option<PacingRate>) -> Result<Self, String> {
         let options = Self { pacing, ..self };
         let Some(rate) = pacing else { return Ok(options) };
-        let result = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
-            .and_then(|socket| options.apply_pacing(&socket, 1));
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP));
+        let result = socket.and_then(|socket| options.apply_pacing(&socket, 1));
         result.map_err(|error| {
             format!("this kernel cannot limit the rate of a connection to {rate}: {error}")
         })?;
@@ -167,9 +165,8 @@ impl SocketOptions {
         self.congestion.as_deref()
     }
 
-    /// Begins to connect to `address`. Sets all options before the first packet, because Linux continues to pace a
-    /// connection that began with BBR, even under another congestion control. The socket gets the link's pacing rate
-    /// divided by `rate_divisor`.
+    /// Begins to connect to `address`. Sets all options before the first packet, because Linux continues to pace a connection
+    /// that began with BBR, even under another congestion control.
     pub(super) fn connect(&self, address: SocketAddr, rate_divisor: u8) -> io::Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
@@ -186,14 +183,13 @@ impl SocketOptions {
         listener::listen(address, |socket| self.apply_except_pacing(socket))
     }
 
-    /// Sets all options of a link's socket. The socket gets the link's pacing rate divided by `rate_divisor`.
+    /// Sets all options of a link's socket, which gets the link's pacing rate divided by `rate_divisor`.
     pub(super) fn apply<S: AsFd>(&self, socket: &S, rate_divisor: u8) -> io::Result<()> {
         self.apply_except_pacing(socket)?;
         self.apply_pacing(socket, rate_divisor)
     }
 
-    /// Sets the socket's share of the link's pacing rate. Pacing works even without the queueing discipline `fq`,
-    /// because the kernel's TCP then paces the data itself.
+    /// Sets the socket's share of the link's pacing rate. Without the queueing discipline `fq`, the kernel's TCP paces the data.
     pub(super) fn apply_pacing<S: AsFd>(&self, socket: &S, rate_divisor: u8) -> io::Result<()> {
         let Some(rate) = self.pacing else { return Ok(()) };
         set_pacing(socket, rate.bytes_per_second() / u64::from(rate_divisor.max(1)))
@@ -203,11 +199,8 @@ impl SocketOptions {
     fn apply_except_pacing<S: AsFd>(&self, socket: &S) -> io::Result<()> {
         let socket = SockRef::from(socket);
         socket.set_tcp_nodelay(true)?;
-        let keepalive = TcpKeepalive::new()
-            .with_time(KEEPALIVE_IDLE)
-            .with_interval(KEEPALIVE_INTERVAL)
-            .with_retries(KEEPALIVE_PROBES);
-        socket.set_tcp_keepalive(&keepalive)?;
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+        socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES))?;
         socket.set_tcp_user_timeout(Some(self.user_timeout.min(USER_TIMEOUT_MAX)))?;
         if let Some(name) = &self.congestion {
             socket.set_tcp_congestion(name.as_bytes())?;

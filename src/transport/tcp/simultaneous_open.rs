@@ -21,26 +21,13 @@ use crate::types::Rank;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct SimultaneousOpen<D, A> {
     pub(crate) ours: D,
-    /// The connection that the peer has opened, if any. The peer has sent its proof and waits for this rank's
-    /// verdict.
+    /// The connection that the peer has opened, if any. The peer waits for this rank's verdict.
     theirs: Option<A>,
     /// Whether this rank is the lower of the two ranks, so that this rank's connection wins.
     ours_wins: bool,
 }
 
-/// Which connection becomes the link. The caller closes every connection that the variant does not contain.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum LinkChoice<D, A> {
-    Waiting(SimultaneousOpen<D, A>),
-    /// The link is the connection that this rank has opened.
-    Ours(D),
-    /// The link is the connection that the peer has opened. The caller must send the verdict on this connection.
-    Theirs(A),
-    Lost,
-}
-
 impl<D, A> SimultaneousOpen<D, A> {
-    /// Creates the state in which `own` dials `peer` with the connection `ours`.
     pub(crate) fn new(own: Rank, peer: Rank, ours: D) -> Self {
         Self { ours, theirs: None, ours_wins: own < peer }
     }
@@ -50,22 +37,19 @@ impl<D, A> SimultaneousOpen<D, A> {
         self.theirs.as_ref()
     }
 
-    /// Handles a connection that the peer has opened, after the peer has sent its proof. If the peer has opened an earlier
-    /// connection, the peer has closed the earlier connection, and the new connection replaces it.
-    pub(crate) fn handle_peer_dial(self, theirs: A) -> LinkChoice<D, A> {
-        if self.ours_wins {
-            LinkChoice::Waiting(Self { theirs: Some(theirs), ..self })
-        } else {
-            LinkChoice::Theirs(theirs)
+    /// Handles a connection that the peer has opened, after the peer has sent its proof. Returns the connection if it becomes the
+    /// link; then this rank closes its own connection. Otherwise the connection waits, and replaces an earlier one, which the
+    /// peer has closed.
+    pub(crate) fn handle_peer_dial(&mut self, theirs: A) -> Option<A> {
+        if !self.ours_wins {
+            return Some(theirs);
         }
+        self.theirs = Some(theirs);
+        None
     }
 
-    /// Handles the peer's verdict, which accepts this rank's connection.
-    pub(crate) fn handle_accepted_dial(self) -> LinkChoice<D, A> {
-        LinkChoice::Ours(self.ours)
-    }
-
-    pub(crate) fn handle_failed_dial(self) -> LinkChoice<D, A> {
-        self.theirs.map_or(LinkChoice::Lost, LinkChoice::Theirs)
+    /// Returns the connection that becomes the link after this rank's connection has failed; `None` if the link is lost.
+    pub(crate) fn handle_failed_dial(&mut self) -> Option<A> {
+        self.theirs.take()
     }
 }

@@ -13,7 +13,7 @@ mod receiving;
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::Shutdown;
 
 use mio::Token;
@@ -40,13 +40,7 @@ const LONG_RECORD_BYTES_MAX: usize = (256 << 10) + 64;
 const _: () = assert!(LONG_RECORD_BYTES_MAX <= RECORD_BYTES_MAX as usize);
 
 /// The operations of a connection that a bundle needs. Tests implement this trait without sockets.
-pub(crate) trait Connection {
-    /// Reads into the parts, one after another. Returns the number of bytes that were read.
-    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
-
-    /// Writes the parts, one after another. Returns the number of bytes that were written.
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
-
+pub(crate) trait Connection: Read + Write {
     fn send_space(&self) -> io::Result<SendSpace>;
 
     /// Returns whether the connection accepts bytes now. After a result of false, an event reports when it does.
@@ -56,14 +50,6 @@ pub(crate) trait Connection {
 }
 
 impl Connection for TcpStream {
-    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.read_vectored(parts)
-    }
-
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.write_vectored(parts)
-    }
-
     fn send_space(&self) -> io::Result<SendSpace> {
         kernel::send_space(self)
     }
@@ -100,12 +86,10 @@ struct Stream<P> {
     /// The state of the send buffer at the last check.
     send_space: SendSpace,
     buffer: RecordBuffer,
-    /// The record that is being read, or the next record to read. `None` until the header of this record has been
-    /// read.
+    /// The record that is being read or will be read next, if its header has been read.
     head: Option<PendingRecord>,
 }
 
-/// Why a connection cannot be read any more.
 enum ConnectionEnd {
     /// The peer closed the connection, and all data have been read.
     Ended,
@@ -116,8 +100,7 @@ enum ConnectionEnd {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct PendingRecord {
     number: u64,
-    /// The number of bytes of the record that have not been read. `None` for the last record, which has no fixed
-    /// length.
+    /// The number of unread bytes of the record; `None` for the last record, which has no fixed length.
     left: Option<usize>,
 }
 
@@ -134,7 +117,7 @@ struct SendState {
 struct PartialRecord {
     stream: usize,
     header: [u8; RECORD_HEADER_BYTES],
-    /// The number of bytes of the header that are written.
+    /// The number of written bytes of the header.
     written: usize,
     /// The number of unwritten bytes after the header; `None` for the last record, which has no fixed length.
     left: Option<usize>,
@@ -144,22 +127,18 @@ struct PartialRecord {
 struct ReceiveState {
     /// The number of the record that is received next.
     next_record: u64,
-    /// The number of the connection that carries the next record; `None` while this connection is not known.
+    /// The number of the connection that carries the next record, if it is known.
     current: Option<usize>,
-    /// Whether the link's last record has begun: all further bytes arrive on the first connection.
-    is_in_last_record: bool,
     /// An error in the received data that has not been reported yet.
     fault: Option<String>,
-    /// Whether an error in the received data has been reported. After such an error, the link receives data in any order,
-    /// and the caller ignores these data.
+    /// Whether an error has been reported. Then the link receives data in any order, and the caller ignores them.
     is_corrupt: bool,
 }
 
-/// Bytes that were read from a connection before a caller requested them: record headers, and the bytes after the
-/// headers.
+/// Bytes that were read from a connection before a caller requested them: record headers, and bytes after them.
 #[derive(Default)]
 struct RecordBuffer {
-    /// The memory of the buffer. The bytes from `start` to `end` have not been taken yet.
+    /// The bytes from `start` to `end` have not been taken yet.
     bytes: Vec<u8>,
     start: usize,
     end: usize,
@@ -168,7 +147,7 @@ struct RecordBuffer {
 }
 
 impl<P: Connection> Bundle<P> {
-    /// Creates a link with `stream_count` connections, of which only the first one is open.
+    /// Creates a link of `stream_count` connections, of which only the first one is open.
     pub(crate) fn new(first: P, token: Token, stream_count: u8) -> Self {
         let mut first = Stream::new(first, token);
         let (mut sending, mut receiving) = (SendState::default(), ReceiveState::default());
@@ -177,13 +156,13 @@ impl<P: Connection> Bundle<P> {
             let header = [0; RECORD_HEADER_BYTES];
             sending.partial =
                 Some(PartialRecord { stream: 0, header, written: RECORD_HEADER_BYTES, left: None });
-            receiving.is_in_last_record = true;
             receiving.current = Some(0);
             first.head = Some(PendingRecord { number: 0, left: None });
         }
-        let others = std::iter::repeat_with(|| None).take(usize::from(stream_count).saturating_sub(1));
+        let mut streams = vec![Some(first)];
+        streams.resize_with(stream_count.into(), || None);
         Self {
-            streams: std::iter::once(Some(first)).chain(others).collect(),
+            streams,
             used: stream_count.into(),
             expected_connections: 0,
             is_sending_closed: false,
@@ -197,13 +176,11 @@ impl<P: Connection> Bundle<P> {
         self.streams.len() as u8
     }
 
-    /// Returns whether the link still needs a connection with the number `index`.
     pub(crate) fn is_connection_missing(&self, index: u8) -> bool {
         !self.is_single_connection() && matches!(self.streams.get(usize::from(index)), Some(None))
     }
 
-    /// Sets the number of connections that this rank is opening. While this rank is opening a connection, the link
-    /// does not end, even if all open connections have ended.
+    /// Sets the number of connections that this rank is opening. Meanwhile the link does not end.
     pub(crate) fn expect_connections(&mut self, count: usize) {
         self.expected_connections = count;
     }
@@ -229,16 +206,15 @@ impl<P: Connection> Bundle<P> {
         self.used = used.clamp(1, self.streams.len().max(1));
     }
 
-    /// Sends all further bytes on the first connection, as one last record. A link cannot change back to several
-    /// connections.
+    /// Sends all further bytes on the first connection, as one last record.
     pub(crate) fn use_single_connection(&mut self) {
         self.sending.is_last = true;
     }
 
-    /// Sends one byte on the first connection, even if no event has said that the connection has space for the byte.
+    /// Sends one byte on the first connection, even if no event has said that it has space.
     pub(crate) fn send_wake_byte(&mut self) {
         if let Some(Some(stream)) = self.streams.first_mut()
-            && let Err(error) = stream.connection.write(&[IoSlice::new(&[0])])
+            && let Err(error) = stream.connection.write(&[0])
         {
             log::debug!("a peer could not be woken: {error}");
         }
@@ -281,8 +257,8 @@ impl<P: Connection> Bundle<P> {
         if moved == 0 { TransferResult::Blocked } else { TransferResult::Bytes(moved) }
     }
 
-    /// Makes one write, of `parts` from position `skip` on. Returns how many bytes of the parts were written, or `None` if no
-    /// connection accepts any bytes.
+    /// Makes one write, of `parts` from position `skip` on. Returns how many bytes of the parts were written, if any are
+    /// accepted.
     fn send_once(&mut self, parts: &[IoSlice<'_>], skip: usize, total: usize) -> io::Result<Option<usize>> {
         let begun = self.sending.partial.take();
         let is_new = begun.is_none();
@@ -361,10 +337,13 @@ impl<P: Connection> Bundle<P> {
 
     /// Returns whether the sending and the receiving direction both use only the first connection from now on.
     fn is_single_connection(&self) -> bool {
-        self.sending.is_in_last_record() && self.receiving.is_in_last_record
+        let first = self.streams.first().and_then(|stream| stream.as_ref()?.head);
+        let is_last_received =
+            self.receiving.current == Some(0) && first.is_some_and(|head| head.left.is_none());
+        self.sending.is_in_last_record() && is_last_received
     }
 
-    /// Closes the extra connections (all connections except the first) if neither direction uses them any more.
+    /// Closes the extra connections if neither direction uses them any more.
     fn close_unused_connections(&mut self) {
         if self.is_single_connection() {
             self.streams.iter_mut().skip(1).for_each(|entry| *entry = None);
@@ -375,9 +354,9 @@ impl<P: Connection> Bundle<P> {
 impl SendState {
     /// Returns whether the header of the last record is written. All further bytes belong to this record.
     fn is_in_last_record(&self) -> bool {
-        self.partial
-            .as_ref()
-            .is_some_and(|partial| partial.left.is_none() && partial.written == RECORD_HEADER_BYTES)
+        let is_last =
+            |partial: &PartialRecord| partial.left.is_none() && partial.written == RECORD_HEADER_BYTES;
+        self.partial.as_ref().is_some_and(is_last)
     }
 }
 
@@ -386,8 +365,7 @@ impl PartialRecord {
         self.written == RECORD_HEADER_BYTES && self.left == Some(0)
     }
 
-    /// Writes as many bytes as the connection accepts: first the rest of the header, then `parts` from position
-    /// `skip` on. Returns how many bytes of `parts` were written.
+    /// Writes the rest of the header, and then `parts` from position `skip` on. Returns how many bytes of `parts` were written.
     fn write<P: Connection>(
         &mut self,
         connection: &mut P,
@@ -410,7 +388,7 @@ impl PartialRecord {
             *slice = IoSlice::new(&part[skipped..skipped + taken]);
             left -= taken;
         }
-        let count = connection.write(&slices)?;
+        let count = connection.write_vectored(&slices)?;
         let header_count = count.min(RECORD_HEADER_BYTES - self.written);
         self.written += header_count;
         self.left = self.left.map(|left| left.saturating_sub(count - header_count));
@@ -441,9 +419,8 @@ impl<P: Connection> Stream<P> {
             self.connection.send_space().unwrap_or(SendSpace { queued: 0, free: LONG_RECORD_BYTES_MAX });
     }
 
-    /// Returns whether the send buffer probably has space for a record. By the rule of the kernel, a socket is
-    /// writable if `free >= queued / 2`. If the socket is not writable, an event will report when it becomes
-    /// writable.
+    /// Returns whether the send buffer probably has space for a record. By the rule of the kernel, a socket is writable if
+    /// `free >= queued / 2`. If it is not, an event will report when it becomes writable.
     fn has_space(&mut self) -> io::Result<bool> {
         if self.send_space.free >= self.send_space.queued / 2 {
             return Ok(true);

@@ -11,7 +11,7 @@ const READ_AHEAD_BYTES: usize = 4 << 10;
 const ENDED_WITHOUT_REASON: &str = "it closed the connection without saying why";
 
 impl<P: Connection> Bundle<P> {
-    /// Receives the bytes that have arrived, and writes them to the parts, one part after another.
+    /// Receives the bytes that have arrived into the parts, one part after another.
     pub(crate) fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let mut moved = 0;
@@ -64,15 +64,11 @@ impl<P: Connection> Bundle<P> {
     /// Returns the number of the connection whose next record is the link's next record.
     fn find_connection_of_next_record(&mut self) -> Result<usize, TransferResult> {
         let next = self.receiving.next_record;
-        let is_due = |head: PendingRecord| head.number == next;
-        let has_due = |stream: &Option<Stream<P>>| stream.as_ref()?.head.map(is_due);
-        let mut found = self.streams.iter().position(|stream| has_due(stream) == Some(true));
+        let number = |stream: &Option<Stream<P>>| Some(stream.as_ref()?.head?.number);
+        let mut found = self.streams.iter().position(|stream| number(stream) == Some(next));
         for index in 0..self.streams.len() {
-            if found.is_some() {
-                break;
-            }
-            let Some(Some(stream)) = self.streams.get_mut(index) else { continue };
-            if stream.head.is_none()
+            if found.is_none()
+                && let Some(stream) = self.streams[index].as_mut().filter(|stream| stream.head.is_none())
                 && let Some(header) = stream.read_record_header()?
             {
                 self.store_header(index, header)?;
@@ -81,13 +77,7 @@ impl<P: Connection> Bundle<P> {
         }
         let Some(index) = found else { return Err(self.reason_for_no_record()) };
         self.receiving.current = Some(index);
-        if self.streams[index]
-            .as_ref()
-            .is_some_and(|stream| stream.head.is_some_and(|head| head.left.is_none()))
-        {
-            self.receiving.is_in_last_record = true;
-            self.close_unused_connections();
-        }
+        self.close_unused_connections();
         Ok(index)
     }
 
@@ -108,15 +98,13 @@ impl<P: Connection> Bundle<P> {
 
     /// Returns why no connection has the record that is to be received next.
     fn reason_for_no_record(&self) -> TransferResult {
-        let broken = |stream: &Stream<P>| match &stream.end {
-            Some(ConnectionEnd::Broken(why)) => Some(why.clone()),
-            _ => None,
-        };
-        if let Some(why) = self.streams.iter().flatten().find_map(broken) {
-            return TransferResult::Lost(why);
+        for stream in self.streams.iter().flatten() {
+            if let Some(ConnectionEnd::Broken(why)) = &stream.end {
+                return TransferResult::Lost(why.clone());
+            }
         }
         if self.have_all_connections_ended() {
-            return TransferResult::Lost(ENDED_WITHOUT_REASON.into());
+            return ConnectionEnd::Ended.to_result();
         }
         // The record may be on a connection that is still being opened.
         let all =
@@ -125,7 +113,7 @@ impl<P: Connection> Bundle<P> {
             return TransferResult::Corrupt(format!("it left out record {}", self.receiving.next_record));
         }
         if all(|stream| stream.head.is_some() || stream.end.is_some()) {
-            return TransferResult::Lost(ENDED_WITHOUT_REASON.into());
+            return ConnectionEnd::Ended.to_result();
         }
         TransferResult::Blocked
     }
@@ -135,25 +123,19 @@ impl<P: Connection> Bundle<P> {
         self.expected_connections == 0 && self.streams.iter().flatten().all(|stream| stream.end.is_some())
     }
 
-    /// Reads from any connection, after an error in the received data. The caller ignores the bytes. If this rank
-    /// closed a connection with unread data, the kernel would reset the connection, and the peer would lose this
-    /// rank's last frame.
+    /// Reads bytes that the caller ignores, after an error in the received data. If this rank closed a connection with unread
+    /// data, the kernel would reset the connection, and the peer would lose this rank's last frame.
     fn read_any_connection(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
         skip: usize,
         wanted: usize,
     ) -> Result<usize, TransferResult> {
-        for stream in self.streams.iter_mut().flatten() {
-            if let Ok(count) = stream.read(parts, skip, wanted, None) {
-                return Ok(count);
-            }
-        }
-        Err(if self.have_all_connections_ended() {
-            TransferResult::Lost(ENDED_WITHOUT_REASON.into())
-        } else {
-            TransferResult::Blocked
-        })
+        let mut streams = self.streams.iter_mut().flatten();
+        let read = streams.find_map(|stream| stream.read(parts, skip, wanted, None).ok());
+        let has_ended = self.have_all_connections_ended();
+        let nothing = || if has_ended { ConnectionEnd::Ended.to_result() } else { TransferResult::Blocked };
+        read.ok_or_else(nothing)
     }
 }
 
@@ -171,7 +153,7 @@ impl<P: Connection> Stream<P> {
             }
             let space = self.buffer.make_space();
             let requested = space.len();
-            let read = self.connection.read(&mut [IoSliceMut::new(space)]);
+            let read = self.connection.read(space);
             match self.handle_read(read, requested) {
                 Some(count) => self.buffer.end += count,
                 None => return Ok(None),
@@ -179,9 +161,8 @@ impl<P: Connection> Stream<P> {
         }
     }
 
-    /// Reads up to `wanted` bytes into `parts`, starting at byte `skip` of the parts. May also read further bytes
-    /// into `self.buffer`. `left` is the number of bytes of the record that have not been read; `None` if the record
-    /// has no fixed length.
+    /// Reads up to `wanted` bytes into `parts`, starting at byte `skip` of the parts. May also read further bytes into
+    /// `self.buffer`. `left` is [`PendingRecord::left`].
     fn read(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
@@ -200,17 +181,15 @@ impl<P: Connection> Stream<P> {
         if !self.is_readable {
             return Err(TransferResult::Blocked);
         }
-        // To save system calls, a short read also reads the bytes that follow, and a read up to the end of a record
-        // also reads the next header.
+        // To save system calls, a short read also reads what follows, and a read up to the end of a record the next header.
         let beyond = match left {
             _ if wanted < READ_AHEAD_BYTES => READ_AHEAD_BYTES,
             Some(left) if left == wanted => RECORD_HEADER_BYTES,
             _ => 0,
         };
         slices[SLICES_MAX - 1] = IoSliceMut::new(&mut self.buffer.make_space()[..beyond]);
-        let read = self.connection.read(&mut slices);
-        // During a long read, more data may have arrived. Pass 0 to `handle_read` after a long read, so that
-        // `handle_read` assumes that the connection is still readable.
+        let read = self.connection.read_vectored(&mut slices);
+        // During a long read, more data may have arrived, so the connection counts as still readable.
         let requested = if wanted < READ_AHEAD_BYTES { wanted + beyond } else { 0 };
         match self.handle_read(read, requested) {
             Some(count) => {
@@ -221,8 +200,7 @@ impl<P: Connection> Stream<P> {
         }
     }
 
-    /// Handles the result of a read of at most `requested` bytes. Returns the number of bytes, or `None` if no bytes
-    /// were read.
+    /// Handles the result of a read of at most `requested` bytes. Returns the number of bytes, if any were read.
     fn handle_read(&mut self, read: io::Result<usize>, requested: usize) -> Option<usize> {
         match read {
             Ok(0) => {

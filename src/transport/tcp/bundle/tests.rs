@@ -1,5 +1,7 @@
 //! Tests of bundles on simulated connections, some with peers that break the protocol.
 
+use std::io::IoSliceMut;
+
 use super::*;
 use crate::simulation::bundles::{SimulatedLink, event};
 use crate::transport::TransferResult;
