@@ -17,9 +17,7 @@ pub struct Call {
     pub(super) spec: CollectiveSpec,
     /// The arguments with which the engine begins the operation. They include the algorithm.
     pub(super) request: OperationRequest,
-    /// The reduction functions; `None` without a reduction.
     pub(super) kernels: Option<Kernels>,
-    /// Whether the whole collective runs in shared memory.
     pub(super) uses_shared_memory: bool,
     /// For compressed `f32`: the compressor until [`Group::begin_encoding`](super::Group), and then the encoding.
     pub(super) compressor: Option<Compressor>,
@@ -34,7 +32,6 @@ pub struct Call {
 }
 
 impl Call {
-    /// Sets a built-in reduction. Returns an error if the reduction is not defined.
     pub(super) fn set_built_in(&mut self, op: ReduceOp) -> Result<(), Error> {
         let Contract { operation, dtype, .. } = self.request.contract;
         let is_scan = matches!(operation, Operation::Scan | Operation::Exscan);
@@ -99,7 +96,6 @@ impl Call {
         }
     }
 
-    /// Sets a reduction with a function of the caller.
     pub(super) fn set_function(&mut self, kernels: Kernels) {
         let contract = &mut self.request.contract;
         contract.reduction = Some(ReduceOp::Custom);
@@ -117,8 +113,7 @@ impl Call {
     }
 }
 
-/// Returns a digest of the lengths of uneven parts. The ranks compare their digests to detect that they pass different lengths.
-/// The digest is never 0, which stands for even parts.
+/// Returns a digest with which the ranks compare the lengths of uneven parts. It is never 0, which stands for even parts.
 pub(super) fn layout_digest(counts: impl IntoIterator<Item = usize>) -> u32 {
     let bytes: Vec<u8> = counts.into_iter().flat_map(|count| (count as u64).to_le_bytes()).collect();
     (crate::wire::crc32c(&bytes) & !COMPRESSED_LAYOUT).max(1)

@@ -47,8 +47,7 @@ impl Group {
 }
 
 impl<V> Collective<'_, V> {
-    /// Runs the collective in place. Returns the range of the buffer that holds this rank's result. The range is empty if this
-    /// rank gets no result.
+    /// Runs the collective in place. Returns the range of the buffer that holds this rank's result; it is empty without a result.
     ///
     /// # Errors
     ///
@@ -187,8 +186,7 @@ impl<V> Collective<'_, V> {
         }))
     }
 
-    /// Begins the collective on a copy of `input`. The handle returns this rank's result. The vector is empty if this rank
-    /// gets no result.
+    /// Begins the collective on a copy of `input`. The handle returns this rank's result, which is empty if this rank gets none.
     ///
     /// # Errors
     ///
@@ -234,7 +232,6 @@ fn run_without_copy<T: Element>(
     Ok(())
 }
 
-/// Copies a part of the input to its place in the output.
 fn copy_part<T: Element>(group: &Group, output: &mut [T], place: &Range<usize>, part: &[T]) {
     let ranks = if group.host_rounds.is_some() { group.world.as_usize() } else { 1 };
     let bytes_of_all_ranks = size_of_val(output) * ranks;
@@ -242,8 +239,7 @@ fn copy_part<T: Element>(group: &Group, output: &mut [T], place: &Range<usize>, 
     copy_to_buffer(target, bytemuck::cast_slice(part), bytes_of_all_ranks);
 }
 
-/// Keeps only this range of the elements. This function moves the elements within the vector, because new memory would cost a
-/// page fault for every 4 KiB.
+/// Keeps only this range of the elements. New memory would cost a page fault for every 4 KiB.
 fn keep_range<T>(mut elements: Vec<T>, range: Range<usize>) -> Vec<T> {
     elements.truncate(range.end);
     elements.drain(..range.start);

@@ -15,8 +15,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`Error::Object`] if the object cannot be encoded or decoded, or is longer than [`OBJECT_BYTES_MAX`], or the errors of
-    /// [`Group::broadcast`].
+    /// [`Error::Object`] if the object cannot be encoded or decoded, or is too long, or the errors of [`Group::broadcast`].
     #[track_caller]
     pub fn broadcast_object<O: Serialize + DeserializeOwned>(
         &mut self,
@@ -79,7 +78,6 @@ fn encode<O: Serialize>(object: &O) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// Decodes an object of [`encode`].
 fn decode<O: DeserializeOwned>(bytes: &[u8]) -> Result<O, Error> {
     rmp_serde::from_slice(bytes).map_err(|error| Error::Object(format!("cannot be decoded: {error}")))
 }

@@ -129,7 +129,6 @@ impl<'a> BufferAccess<'a> {
         self.output.get_mut(output_range(self.input.len(), range)?)
     }
 
-    /// Returns the number of bytes of input and output together.
     pub(crate) fn len(&self) -> usize {
         self.input.len() + self.output.len()
     }

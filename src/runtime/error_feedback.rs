@@ -43,7 +43,6 @@ impl ErrorMemory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the next call adds the result of the last one.
     pub(crate) fn has_result(&self) -> bool {
         !self.lock().state.result.is_empty()
     }
@@ -117,7 +116,6 @@ impl ErrorMemory {
 #[derive(Debug)]
 pub(crate) struct ResultAddition {
     memory: ErrorMemory,
-    /// Whether the call has EF21.
     keeps_result: bool,
 }
 
