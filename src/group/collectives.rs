@@ -1,5 +1,4 @@
-//! Short forms of the collectives that programs call most. In shared memory, such a call runs at once if the group has kept its
-//! plan.
+//! Short forms of frequent collectives. In shared memory, such a call runs at once if the group has kept its plan.
 
 use std::ops::Range;
 
@@ -137,7 +136,7 @@ impl Group {
     ) -> Option<Result<(), Error>> {
         let (dtype, count, is_in_place) = (T::DTYPE, elements.len(), true);
         let key = PlanKey { operation, reduction, root, named_count: 0, dtype, count, is_in_place };
-        let mut kept = self.kept_plans.take(key)?;
+        let mut kept = self.kept_plans.take(|kept| kept.key == Some(key))?;
         let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
         let result = self.run_planned_on_bytes((&mut kept, site), bytes.into());
         self.kept_plans.keep(kept);
@@ -160,33 +159,7 @@ impl Group {
         self.run_on_bytes(&mut plan.call, bytes)
     }
 
-    /// Returns an error if `root` is not a rank of the group.
     pub(super) fn check_root(&self, root: Rank) -> Result<(), Error> {
         if self.world.contains(root) { Ok(()) } else { Err(Error::InvalidRoot { root, world: self.world }) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::types::DType;
-
-    /// If `main` returns an error, Rust prints the error with `Debug`.
-    #[test]
-    fn debug_prints_the_same_as_display() {
-        let cause = crate::wire::Cause::PeerLeft { rank: Rank::new(1), host: "h".into() };
-        let error = Error::Failed { cause, reported_by: Some(Rank::new(2)) };
-        assert_eq!(format!("{error:?}"), error.to_string());
-        assert!(error.to_string().starts_with("rank 1 on h closed its group"), "{error}");
-    }
-
-    #[test]
-    fn the_error_of_an_undefined_reduction_names_the_types_that_have_it() {
-        let text = |op, dtype| Error::Unsupported { op, dtype }.to_string();
-        assert_eq!(
-            text(ReduceOp::Max, DType::F32Loc),
-            "max on f32_loc is not defined: it takes plain numbers"
-        );
-        assert_eq!(text(ReduceOp::BitOr, DType::F16), "bor on f16 is not defined: it takes integers");
     }
 }

@@ -14,8 +14,9 @@ use std::thread;
 
 use self::short::{ShortCall, ShortResult, ShortWork};
 use super::buffer::BufferAccess;
+use super::last_used::LastUsed;
 use super::measurements::Meter;
-use crate::reduce::{Kernels, reduce_in_rank_order};
+use crate::reduce::reduce_in_rank_order;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::plan::{SharedSlots, plan};
 use crate::schedule::program::Program;
@@ -23,7 +24,7 @@ use crate::shm::{
     BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, LEAD_MAX, RemoteBuffer, RoundsMemory, Segment,
     ShmRounds, ShortPost, pause_between_looks,
 };
-use crate::types::{Algorithm, Contract, Rank, RankSet, Site, WorldSize};
+use crate::types::{Contract, Rank, RankSet, Site, WorldSize};
 use crate::wire::{self, CONTRACT_WORDS};
 
 /// The most calls that the engine has not recorded. The other ranks are at most [`LEAD_MAX`] rounds behind this rank, and they
@@ -32,23 +33,18 @@ const UNRECORDED_MAX: usize = 2 * LEAD_MAX as usize;
 /// The size of a piece in bytes. Copies and reductions work on one piece at a time. The contributions of several ranks to one
 /// piece fit into the first-level cache of a processor.
 const PIECE_BYTES: usize = 16 << 10;
-const PROGRAMS_MAX: usize = 32;
 
-/// One rank's part of the rounds in a shared memory.
 pub(crate) struct HostRounds<M = Segment> {
-    rounds: ShmRounds<M>,
-    /// The world ranks that share the memory.
+    pub(crate) rounds: ShmRounds<M>,
     members: Arc<[Rank]>,
     /// The numbers of the next rank and of all other ranks.
     next_rank: RankSet,
     other_ranks: RankSet,
-    /// The number of the last round that this rank has completed.
     last_round: u64,
     /// The positions of the next operation that is added, and of the oldest one that is not complete.
     next_position: u64,
     oldest_position: u64,
-    /// The programs of the last different operations, the last one at the end.
-    programs: Vec<(ProgramKey, Arc<Program>)>,
+    programs: LastUsed<(ProgramKey, Arc<Program>)>,
     /// Scratch memory for one piece of the reduction over all lower ranks.
     lower_ranks_piece: Vec<u64>,
     /// The last calls, by their position modulo [`UNRECORDED_MAX`], until the engine records them.
@@ -66,12 +62,8 @@ pub(crate) struct HostRounds<M = Segment> {
     meter: Meter,
 }
 
-/// What determines a program, besides the shared memory.
-struct ProgramKey {
-    spec: CollectiveSpec,
-    element_bytes: usize,
-    is_one_shot: bool,
-}
+/// What determines a program, besides the shared memory: the collective, the bytes of an element, and whether it is one-shot.
+type ProgramKey = (CollectiveSpec, usize, bool);
 
 /// A call of an operation: its [number](HostRounds::add_operation), this rank's contract, and the line of the call.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +73,6 @@ pub(crate) struct ShmCall {
     pub(crate) site: Site,
 }
 
-/// Why an operation in shared memory fails the job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ShmFailure {
     /// Another rank called a different operation, with this number and this contract, which is `None` if it cannot be decoded.
@@ -103,7 +94,7 @@ impl<M: RoundsMemory> HostRounds<M> {
             last_round: 0,
             next_position: 0,
             oldest_position: 0,
-            programs: Vec::new(),
+            programs: LastUsed::default(),
             lower_ranks_piece: vec![0; PIECE_BYTES / size_of::<u64>()],
             last_calls: [None; UNRECORDED_MAX],
             unrecorded_position: 0,
@@ -113,10 +104,6 @@ impl<M: RoundsMemory> HostRounds<M> {
             is_retired: false,
             meter,
         }
-    }
-
-    pub(crate) fn rounds(&self) -> &ShmRounds<M> {
-        &self.rounds
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -129,46 +116,24 @@ impl<M: RoundsMemory> HostRounds<M> {
         spec: &CollectiveSpec,
         (element_bytes, is_one_shot): (usize, bool),
     ) -> Arc<Program> {
-        let is_same = |(key, _): &(ProgramKey, Arc<Program>)| {
-            key.spec == *spec && (key.element_bytes, key.is_one_shot) == (element_bytes, is_one_shot)
-        };
-        match self.programs.iter().rposition(is_same) {
-            Some(last) if last + 1 == self.programs.len() => {}
-            Some(index) => self.programs[index..].rotate_left(1),
-            None => {
-                let size = self.rounds.size();
-                let slots = SharedSlots {
-                    world: WorldSize::new(size.ranks as u32).expect("a shared memory has ranks"),
-                    rank: Rank::new(self.rounds.rank() as u32),
-                    slot_len: size.slot_bytes / element_bytes,
-                };
-                let program = Arc::new(plan(spec, slots, is_one_shot));
-                let key = ProgramKey { spec: spec.clone(), element_bytes, is_one_shot };
-                if self.programs.len() == PROGRAMS_MAX {
-                    self.programs.remove(0);
-                }
-                self.programs.push((key, program));
-            }
-        }
-        Arc::clone(&self.programs[self.programs.len() - 1].1)
+        let is_same =
+            |(key, _): &(ProgramKey, _)| key.0 == *spec && (key.1, key.2) == (element_bytes, is_one_shot);
+        let (key, program) = self.programs.take(is_same).unwrap_or_else(|| {
+            let size = self.rounds.size();
+            let slots = SharedSlots {
+                world: WorldSize::new(size.ranks as u32).expect("a shared memory has ranks"),
+                rank: Rank::new(self.rounds.rank() as u32),
+                slot_len: size.slot_bytes / element_bytes,
+            };
+            let key = (spec.clone(), element_bytes, is_one_shot);
+            (key, Arc::new(plan(spec, slots, is_one_shot)))
+        });
+        self.programs.keep((key, Arc::clone(&program)));
+        program
     }
 }
 
-/// Short calls, which are not operations.
 impl<M: RoundsMemory> HostRounds<M> {
-    /// Returns a call that [`HostRounds::run_short`] can run, or `None` if the call has several rounds or long payloads.
-    pub(crate) fn short_call(
-        &mut self,
-        spec: &CollectiveSpec,
-        contract: Contract,
-        kernels: Option<Kernels>,
-    ) -> Option<ShortCall> {
-        let is_one_shot = contract.algorithm == Algorithm::OneShot;
-        let program = self.program(spec, (contract.dtype.size_bytes(), is_one_shot));
-        let header = header_of(&contract, 0);
-        ShortCall::new(&program, self.rounds.size().ranks, (contract, header), kernels)
-    }
-
     /// Executes a call if the other ranks post soon, while `patience` lasts. Anything unusual, for example a post that does not
     /// fit the call, is left to [`HostRounds::poll`]. `memory` is the whole buffer. Calls `wake` for each sleeping rank that has
     /// to learn of the post. The caller must wake it soon, so then this rank does not wait.
@@ -320,9 +285,8 @@ impl<M: RoundsMemory> HostRounds<M> {
         self.rounds.registry.own_buffer_count() >= BUFFERS_MAX
     }
 
-    /// Registers one shared buffer of each rank: `own` is this rank's buffer, and `others` are the other ranks' buffers in rank
-    /// order. The owner of this rank's buffer must drop the value behind `alive` before it unmaps the buffer, and then set the
-    /// returned flag.
+    /// Registers one shared buffer of each rank: `own` and, in rank order, `others`. The owner of `own` must drop the value
+    /// behind `alive` before it unmaps the buffer, and then set the returned flag.
     pub(crate) fn register_buffer(
         &mut self,
         own: &mut ExposedBuffer,

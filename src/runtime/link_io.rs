@@ -17,7 +17,6 @@ use crate::types::{Rank, SortedMap};
 use crate::wire::frame::HEADER_BYTES;
 use crate::wire::{FrameHeader, FrameKind};
 
-/// Why a job fails if a reduction function of the program panics.
 pub(crate) const FUNCTION_PANICKED: &str = "the program's reduction function panicked";
 
 pub(crate) struct ActiveOperation {
@@ -46,7 +45,6 @@ pub(crate) struct AlignedBytes {
     length: usize,
 }
 
-/// A segment that has arrived too early to be applied.
 pub(crate) struct StoredFrame {
     pub(crate) header: FrameHeader,
     payload: AlignedBytes,
@@ -62,23 +60,37 @@ pub(crate) struct LinkIo {
     pub(crate) scratch: AlignedBytes,
     /// Whether the link is closed, or could not be opened.
     pub(crate) is_lost: bool,
-    /// Whether this rank sends nothing more on the link.
     pub(crate) is_closed_for_sending: bool,
     pub(crate) counters: LinkBytes,
 }
 
 /// The part of the incoming data that is being received. `filled` is the number of bytes of the payload that have arrived.
 pub(crate) enum IncomingFrame {
-    /// The header of the next frame.
     Header,
     /// The payload of a segment that is applied as soon as it is complete.
-    Segment { header: FrameHeader, operation: OpId, bytes: Range<usize>, action: Action, filled: usize },
+    Segment {
+        header: FrameHeader,
+        operation: OpId,
+        bytes: Range<usize>,
+        action: Action,
+        filled: usize,
+    },
     /// The payload of a segment that has to be stored under this key, or of a control frame, which has no key.
-    Kept { header: FrameHeader, key: Option<OperationKey>, payload: AlignedBytes, filled: usize },
+    Kept {
+        header: FrameHeader,
+        key: Option<OperationKey>,
+        payload: AlignedBytes,
+        filled: usize,
+    },
     /// A payload that is thrown away; `left` bytes of it have not arrived.
-    Discarded { left: usize },
+    Discarded {
+        left: usize,
+    },
     /// A message that a thread receives without an operation (`link_driver/direct.rs`). Only this thread reads the link now.
-    Direct { message: LocalMessage, filled: usize },
+    Direct {
+        message: LocalMessage,
+        filled: usize,
+    },
     /// Nothing more is read from this link, because the peer broke the protocol.
     Refused,
 }
@@ -203,7 +215,6 @@ impl ActiveOperations {
         Some(range.start * *element_bytes..range.end * *element_bytes)
     }
 
-    /// Copies the message that an operation sends to this rank itself.
     pub(crate) fn copy_message_to_self(&mut self, operation: OpId, count: usize) {
         let Some(active_operation) = self.active.get(&operation) else { return };
         let bytes =
@@ -236,7 +247,6 @@ impl LinkIo {
         }
     }
 
-    /// Reports to the engine that the link is lost, or that it could not be opened.
     pub(crate) fn handle_loss(&mut self, peer: Rank, detail: &str, engine: &mut Engine) {
         self.is_lost = true;
         let LinkBytes { bytes_sent, bytes_received, .. } = self.counters;

@@ -13,7 +13,6 @@ mod encoded;
 mod link_stages;
 mod poll_time;
 mod primitives;
-mod recording;
 mod shared;
 mod shm;
 mod stages;
@@ -119,7 +118,6 @@ impl Driver {
         statistics
     }
 
-    /// Records the operations of this rank from now on.
     pub(crate) fn start_recording(&self, recorder: &Arc<Recorder>) {
         self.shared.lock().recorder = Some(Arc::clone(recorder));
         self.shared.recorder.get_or_init(|| Arc::clone(recorder));
@@ -132,7 +130,6 @@ impl Driver {
         &self.shared.meter
     }
 
-    /// Runs an operation on a buffer of the caller, and waits until it is complete.
     pub(crate) fn run<'a>(
         &self,
         request: OperationRequest,
@@ -148,7 +145,6 @@ impl Driver {
         })
     }
 
-    /// Begins an asynchronous operation. [`Driver::wait`] returns its result.
     pub(crate) fn submit(&self, request: OperationRequest, submission: Submission) -> Result<OpId, Error> {
         self.ensure_progress_thread()?;
         self.begin(self.shared.now(), request, submission, false).map(|(_, id)| id)
@@ -256,7 +252,7 @@ impl Driver {
         }
         let (mut core, _, found) = self.shared.drive_until(core, Some(until), |core| match core.error() {
             Some(error) => Some(Err(error)),
-            None => core.link_driver.engine().probe(&pattern).map(Ok),
+            None => core.link_driver.engine.probe(&pattern).map(Ok),
         });
         core.link_driver.set_probing(false);
         found.transpose()
@@ -265,11 +261,10 @@ impl Driver {
     /// Fails the job because the program of this rank aborts it. `message` is the reason.
     pub(crate) fn abort(&self, message: &str) -> Error {
         let mut core = self.shared.lock();
-        core.link_driver.engine_mut().abort(message);
+        core.link_driver.engine.abort(message);
         self.shared.fail(core)
     }
 
-    /// Returns the time since the epoch.
     pub(crate) fn now(&self) -> Timestamp {
         self.shared.now()
     }

@@ -77,8 +77,7 @@ impl<M: RoundsMemory> HostRounds<M> {
                 if !self.rounds.may_write(round, shm_operation.payload_bytes()) {
                     return Ok(Poll::Pending);
                 }
-                // Every rank compares with its next rank before it posts, so no rank can wait for all others in a later round if
-                // the contracts of any two ranks differ.
+                // Every rank compares with its next rank first. So no rank can wait for all others if any contracts differ.
                 self.check_rounds(LEAD_MAX - 1, self.next_rank)?;
                 self.post(round, shm_operation, memory);
                 shm_operation.execution.handle_posted();
@@ -197,18 +196,14 @@ impl ShmOperation {
         from: usize,
         posted: &PostedRound<'_, M>,
     ) -> Result<(), &'static str> {
-        if posted.is_exposed {
-            let is_valid = self.execution.may_expose();
-            return is_valid
-                .then_some(())
-                .ok_or("it posted a buffer address in a round without in-place reduction");
-        }
         let (current, block) = self.execution.round();
         let needed_bytes = current.taken_len(Rank::new(from as u32), block) * self.element_bytes;
-        if needed_bytes > posted.payload_bytes_max {
-            return Err("it posted a payload that does not end inside its memory");
+        match posted.is_exposed {
+            true if self.execution.may_expose() => Ok(()),
+            true => Err("it posted a buffer address in a round without in-place reduction"),
+            false if needed_bytes <= posted.payload_bytes_max => Ok(()),
+            false => Err("it posted a payload that does not end inside its memory"),
         }
-        Ok(())
     }
 
     /// Returns the length in bytes of the payload of the current round, unless the round before has already written it.
