@@ -22,7 +22,6 @@ use crate::types::{Contract, Element, Site};
 
 /// The status of a [`MemoryReport`] if the rank already has the maximum number of buffers.
 const HAS_MAX_BUFFERS: u64 = 3;
-/// The status of a [`MemoryReport`] if the rank requests more than memory can hold.
 const SIZE_OVERFLOWS: u64 = 4;
 /// The engine distinguishes the all-gathers in [`Group::alloc`] from all-gathers of the program by the digest of these numbers.
 const LAYOUT: [usize; 2] = [REPORT_WORDS, 0x616c_6c6f];

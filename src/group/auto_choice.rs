@@ -271,7 +271,6 @@ mod tests {
     /// The errors of gradients, about.
     const ERRORS: [f32; CANDIDATES.len()] = [0.0, 0.003, 0.01, 0.15, 0.7];
 
-    /// Makes `calls` calls. Returns the codec of each.
     fn run(choice: &mut AutoChoice, network: &SimulatedCodecs, calls: usize) -> Vec<Compression> {
         let index_of = |codec| CANDIDATES.iter().position(|candidate| *candidate == codec).unwrap();
         let make_call = |_| {

@@ -7,6 +7,7 @@ use crate::reduce::{self, Kernels};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::error::Error;
 use crate::runtime::error_feedback::ResultAddition;
+use crate::runtime::host_rounds::short::ShortCall;
 use crate::schedule::CollectiveSpec;
 use crate::types::{
     Algorithm, COMPRESSED_LAYOUT, Contract, LAST_RESULT_LAYOUT, Operation, ReduceOp, WorldSize,
@@ -29,6 +30,8 @@ pub struct Call {
     /// Whether the reduction must be applied in rank order, because it may not commute.
     pub(super) in_rank_order: bool,
     pub(super) world: WorldSize,
+    /// The same call, if it is so short that it is not an operation.
+    pub(super) short: Option<ShortCall>,
 }
 
 impl Call {
@@ -94,22 +97,6 @@ impl Call {
         if !self.uses_shared_memory && contract.algorithm != Algorithm::Hierarchy {
             contract.algorithm = Algorithm::Direct;
         }
-    }
-
-    pub(super) fn set_function(&mut self, kernels: Kernels) {
-        let contract = &mut self.request.contract;
-        contract.reduction = Some(ReduceOp::Custom);
-        self.kernels = Some(kernels);
-        // Scans always reduce in rank order. A reduce-scatter cannot.
-        self.in_rank_order = matches!(contract.operation, Operation::AllReduce | Operation::Reduce);
-        if self.in_rank_order && !self.uses_shared_memory {
-            contract.algorithm = Algorithm::Chain;
-        }
-    }
-
-    /// Makes the ranks compare the lengths of uneven parts.
-    pub(super) fn set_counts(&mut self, counts: Option<&[usize]>) {
-        self.request.contract.layout = counts.map_or(0, |counts| layout_digest(counts.iter().copied()));
     }
 }
 

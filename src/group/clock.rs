@@ -46,7 +46,6 @@ impl Group {
         Ok(ClockOffset { time_ns, offset_ns, error_ns })
     }
 
-    /// Exchanges messages with a rank, and returns the difference between its clock and the clock of this rank.
     fn measure_clock_of(&self, peer: Rank, recorder: &Recorder) -> Result<ClockOffset, Error> {
         let (started, mut best) =
             (recorder.now(), ClockOffset { error_ns: i64::MAX, ..ClockOffset::default() });

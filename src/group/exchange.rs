@@ -75,7 +75,6 @@ impl<'a> Exchange<'a> {
         Self { options, sockets, rank, world, identity }
     }
 
-    /// The addresses of the ranks are in a peers file. Rank 0 serves the rendezvous.
     fn with_peers_file(&self, file: &PeersFile, bind: Option<IpAddr>) -> Result<Exchanged, StartError> {
         let Self { rank, world, .. } = *self;
         if !world.contains(rank) {
@@ -98,7 +97,6 @@ impl<'a> Exchange<'a> {
         Ok(Exchanged { rank, listener, roster, host_of_rank_0: None })
     }
 
-    /// `ringrun` serves the rendezvous.
     fn at_launcher(&self, rendezvous: SocketAddr, listen: Option<IpAddr>) -> Result<Exchanged, StartError> {
         if !is_loopback(rendezvous.ip()) {
             self.check_secret(rendezvous)?;
@@ -142,12 +140,10 @@ impl<'a> Exchange<'a> {
         Ok(Exchanged { rank, listener, roster, host_of_rank_0: Some(ip) })
     }
 
-    /// Returns an error if the job, which uses this address, has no secret.
     fn check_secret(&self, address: SocketAddr) -> Result<(), StartError> {
         if self.options.secret.is_none() { Err(StartError::NeedsSecret { address }) } else { Ok(()) }
     }
 
-    /// Returns what this rank needs to register at the rendezvous of `server`, which has this address.
     fn registration(&self, address: SocketAddr, server: &str) -> Registration<'_> {
         let Self { options, rank, world, ref identity, .. } = *self;
         let (server_name, start_timeout) = (server.into(), options.start_timeout);
@@ -177,7 +173,6 @@ impl<'a> Exchange<'a> {
         Ok((listener, roster))
     }
 
-    /// Returns what this rank registers about itself. `address` is the address on which it listens.
     fn own_member(&self, address: SocketAddr) -> Member {
         let machine = machine_id(self.options.host_id.as_deref());
         Member { host: host_name(), machine, address, shared: shared_settings(self.options) }

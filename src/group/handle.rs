@@ -20,9 +20,7 @@ pub struct Handle<R>(Option<HandleState<R>>);
 
 /// `None` in a [`Handle`] after the result was taken or the operation was cancelled.
 enum HandleState<R> {
-    /// The operation had ended when the handle was created.
     Ready(Result<R, Error>),
-    /// The job and the active operation, and the function that makes the result from its output.
     Pending(Arc<SharedJob>, OpId, MakeResult<R>),
 }
 

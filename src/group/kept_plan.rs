@@ -4,7 +4,6 @@
 use std::ops::Range;
 
 use super::call::Call;
-use crate::runtime::host_rounds::short::ShortCall;
 use crate::types::{DType, Operation, Rank, ReduceOp};
 
 /// What determines the plan of a verb with even parts and a built-in reduction or none, besides the group.
@@ -52,6 +51,4 @@ pub struct Plan {
     /// What identifies the plan if the group keeps it. Then the call runs in shared memory, has a built-in reduction or none, and
     /// is not compressed.
     pub(super) key: Option<PlanKey>,
-    /// The same call, if it is so short that it is not an operation.
-    pub(super) short: Option<ShortCall>,
 }

@@ -384,7 +384,6 @@ impl Group {
         Ok(Pattern { group: self.id, source, tag })
     }
 
-    /// Returns whether only this rank itself can send a message that fits the pattern.
     fn accepts_only_own_messages(&self, pattern: Pattern) -> bool {
         let own = self.members[self.rank.index()];
         self.world == WorldSize::ONE || pattern.source == Some(own)

@@ -65,7 +65,6 @@ fn not_encoded(rank: usize) -> Error {
     Error::Object(format!("of rank {rank} could not be encoded on that rank"))
 }
 
-/// Encodes an object. Returns an error if the encoded object is too long.
 fn encode<O: Serialize>(object: &O) -> Result<Vec<u8>, Error> {
     let bytes = rmp_serde::to_vec_named(object)
         .map_err(|error| Error::Object(format!("cannot be encoded: {error}")))?;

@@ -120,9 +120,7 @@ impl Group {
         site: Site,
     ) -> Result<Box<Plan>, Error> {
         let key = verb.key(count);
-        if key.is_some()
-            && let Some(kept) = self.kept_plans.take(|kept| kept.key == key)
-        {
+        if let Some(kept) = key.and_then(|key| self.take_kept(key, site)) {
             return Ok(kept);
         }
         let mut plan = Box::new(verb.plan(self, count, site)?);
@@ -132,30 +130,16 @@ impl Group {
             && let Some(host_rounds) = &mut self.host_rounds
         {
             let Call { spec, request, kernels, .. } = &plan.call;
-            plan.short = host_rounds.short_call(spec, request.contract, kernels.clone());
+            plan.call.short = host_rounds.short_call(spec, request.contract, kernels.clone());
             plan.key = key;
         }
         Ok(plan)
     }
 
-    /// Keeps the plan of a call, if it is for shared memory.
     #[inline]
     pub(super) fn keep_plan(&mut self, plan: Box<Plan>) {
         if plan.key.is_some() {
             self.kept_plans.keep(plan);
         }
-    }
-
-    /// Runs a planned call that works on `elements` in place, and waits until it is complete.
-    #[inline]
-    pub(super) fn run_planned<T: Element>(
-        &mut self,
-        (plan, site): (&mut Plan, Site),
-        elements: &mut [T],
-    ) -> Result<(), Error> {
-        if plan.key.is_none() {
-            return self.run(&mut plan.call, elements);
-        }
-        self.run_planned_on_bytes((plan, site), bytemuck::cast_slice_mut::<T, u8>(elements).into())
     }
 }

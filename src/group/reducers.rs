@@ -7,7 +7,7 @@ use super::call::Call;
 use super::compressor::Compressor;
 use crate::reduce::Kernels;
 use crate::runtime::deferred_drop::UserValue;
-use crate::types::{Element, ReduceOp};
+use crate::types::{Algorithm, Element, Operation, ReduceOp};
 
 /// Reduces elements of type `T`: a [`ReduceOp`], a function of the caller ([`function`]) or a scaled sum ([`scaled_sum`]).
 #[diagnostic::on_unimplemented(
@@ -99,7 +99,14 @@ impl<T: Element> Reducer<T> for ReduceOp {
 
 impl<T: Element> Reducer<T> for Function<T> {
     fn set_reduction(&self, call: &mut Call) -> Result<(), Error> {
-        call.set_function(self.kernels.clone());
+        let contract = &mut call.request.contract;
+        contract.reduction = Some(ReduceOp::Custom);
+        call.kernels = Some(self.kernels.clone());
+        // Scans always reduce in rank order. A reduce-scatter cannot.
+        call.in_rank_order = matches!(contract.operation, Operation::AllReduce | Operation::Reduce);
+        if call.in_rank_order && !call.uses_shared_memory {
+            contract.algorithm = Algorithm::Chain;
+        }
         Ok(())
     }
 }

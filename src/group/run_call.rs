@@ -12,7 +12,7 @@ use crate::reduce;
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::driver::{BegunShort, OperationOutput, Submission};
 use crate::runtime::encoding::Encoding;
-use crate::runtime::error_feedback::{CompressorCall, ErrorMemory};
+use crate::runtime::error_feedback::CompressorCall;
 use crate::runtime::memory::Memory;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::topology::{Medium, Topology};
@@ -58,6 +58,7 @@ impl Group {
             addition: None,
             in_rank_order: false,
             world: self.world,
+            short: None,
         }
     }
 
@@ -73,7 +74,7 @@ impl Group {
 
     /// Runs a collective on the bytes of its buffer, and waits until the collective is complete. The rank only sends the input of
     /// the buffer. In a world of one rank, does nothing.
-    pub(super) fn run_on_bytes(&mut self, call: &mut Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
+    pub(super) fn run_operation(&mut self, call: &mut Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
         if call.uses_shared_memory
             && self.take_back_rounds()
             && let (Some(job), Some(host_rounds)) = (&self.job, &mut self.host_rounds)
@@ -105,7 +106,6 @@ impl Group {
         self.host_rounds.is_some()
     }
 
-    /// Begins a collective that works on `buffer` in place. The handle returns the buffer.
     pub(super) fn start_in_place<B: OwnedBuffer>(
         &mut self,
         mut call: Call,
@@ -157,7 +157,6 @@ impl Group {
         }
     }
 
-    /// Returns the operation that the driver has to begin for a call.
     fn submission(&self, call: &mut Call, memory: Memory) -> Submission {
         let Contract { algorithm, dtype, .. } = call.request.contract;
         let medium = match &self.hierarchical_data {
@@ -190,7 +189,8 @@ impl Group {
             }
             None => compressor.compression(),
         };
-        let has_result = compressor.memory.as_ref().is_some_and(ErrorMemory::has_result);
+        let has_result =
+            compressor.memory.as_ref().is_some_and(|memory| !memory.lock().state.result.is_empty());
         call.set_codec(compression, has_result);
         let codec =
             codec::codec(compression).filter(|_| self.world != WorldSize::ONE && !call.uses_shared_memory);

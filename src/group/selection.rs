@@ -63,7 +63,6 @@ impl Algorithms {
         self.0.is_empty()
     }
 
-    /// Returns the requested algorithms for a buffer of `bytes` bytes, in the order of the request.
     fn for_bytes(&self, bytes: u64) -> impl Iterator<Item = Algorithm> {
         let contains = move |range: &&AlgorithmRange| (range.bytes_min..=range.bytes_max).contains(&bytes);
         self.0.iter().filter(contains).map(|range| range.algorithm)

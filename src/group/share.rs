@@ -20,7 +20,6 @@ use crate::types::{Algorithm, Contract, Rank, RankSet, Site, WorldSize};
 /// The size of a slot in bytes. It is also the size of the block that a round transfers. With shorter slots, ranks wait for each
 /// other more often. With longer slots, the slots of four ranks do not fit into the third-level cache of a processor.
 const SLOT_BYTES: usize = 512 << 10;
-/// The number of 64-bit words in which a rank sends a [`MemoryReport`].
 pub(super) const REPORT_WORDS: usize = size_of::<MemoryReport>() / size_of::<u64>();
 
 // Early data must fit into a queue while the receiver computes: a send of early data completes at once, and a rank that

@@ -28,7 +28,6 @@ use crate::transport::tcp::TcpTransport;
 use crate::types::{HOSTS_GROUP_BIT, RESULTS_GROUP_BIT, Rank, WorldSize};
 use crate::wire::Cause;
 
-/// The state that all groups of a job share.
 pub(super) struct SharedJob {
     pub(super) driver: Driver,
     /// A counter for numbering new groups whose first member is this rank.
@@ -182,7 +181,6 @@ impl Group {
         WorldSize::new(self.local_members().count() as u32).unwrap_or(WorldSize::ONE)
     }
 
-    /// Returns the members on this host, as ranks of the job.
     pub(super) fn local_members(&self) -> impl Iterator<Item = Rank> {
         let machine = |rank: Rank| self.machine_numbers.get(rank.index());
         let own = machine(self.members[self.rank.index()]);

@@ -142,7 +142,6 @@ fn round_count(round_ns: f64, rounds_max: usize) -> usize {
     ((ALL_ROUNDS_NS / round_ns) as usize).clamp(ROUNDS_MIN, rounds_max)
 }
 
-/// Returns the time in nanoseconds of an all-gather with `algorithm` of `bytes` bytes from each rank.
 fn time_all_gather(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f64, Error> {
     let algorithms = algorithm.parse().unwrap_or_default();
     let selection = AlgorithmSelection { algorithms, ..AlgorithmSelection::default() };
@@ -210,7 +209,6 @@ fn measure_faster_count(group: &mut Group) -> Result<u8, Error> {
     Ok(if several_ns <= one_ns * (1.0 - MIN_GAIN) { MEASURED_STREAMS } else { 1 })
 }
 
-/// Returns the time of an all-gather of `bytes` bytes from each rank on the ring, with `count` connections for each link.
 fn time_with_streams(group: &mut Group, count: u8, bytes: usize) -> Result<f64, Error> {
     group.with_job(|job| job.driver.core().link_driver.transport.sockets.use_streams(count));
     time_all_gather(group, "ring", bytes)

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::call::layout_digest;
 use super::kept_plan::{MemoryAccess, Places, Plan};
 use super::parts::TOTAL_TOO_LARGE;
 use super::plan::{Verb, VerbArguments};
@@ -89,11 +90,13 @@ impl<T: Element> VerbArguments<'_, T> {
             return Err(WRONG_ROOT_LENGTH);
         }
         let mut call = group.new_call::<T>(spec, site);
-        call.set_counts(self.counts);
+        // The ranks compare the lengths of uneven parts.
+        let digest = |counts: &[usize]| layout_digest(counts.iter().copied());
+        call.request.contract.layout = self.counts.map_or(0, digest);
         if let Some(reducer) = self.reducer {
             reducer.set_reduction(&mut call)?;
         }
-        Ok(Plan { call, places, key: None, short: None })
+        Ok(Plan { call, places, key: None })
     }
 
     fn spec(&self, group: &Group, count: usize) -> Result<CollectiveSpec, Error> {

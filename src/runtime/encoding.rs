@@ -24,12 +24,12 @@ pub(crate) struct Encoding {
 }
 
 pub(crate) struct EncodedBlock {
-    encoding: Encoding,
+    pub(crate) encoding: Encoding,
     pub(crate) exchange: TwoStepExchange,
     pub(crate) elements: Memory,
     /// The index of the block's first element in the buffer of the call.
-    start: usize,
-    scratch: Vec<f32>,
+    pub(crate) start: usize,
+    pub(crate) scratch: Vec<f32>,
 }
 
 struct ChunkPlace {
@@ -46,14 +46,6 @@ pub(crate) struct InvalidChunk {
 }
 
 impl EncodedBlock {
-    pub(crate) fn new(
-        encoding: Encoding,
-        exchange: TwoStepExchange,
-        (elements, start): (Memory, usize),
-    ) -> Self {
-        Self { encoding, exchange, elements, start, scratch: Vec::new() }
-    }
-
     /// Returns the number of elements whose encodings this rank sends in both steps, and the number of their words.
     pub(crate) fn sent_elements_and_words(&self) -> (u64, u64) {
         let (mut elements, mut words) = (0, 0);
@@ -110,7 +102,6 @@ impl EncodedBlock {
         Ok(())
     }
 
-    /// Decodes the results of the chunks of the other ranks. Returns [`InvalidChunk`] if a result does not decode.
     pub(crate) fn decode(&mut self, workspace: &[u32]) -> Result<(), InvalidChunk> {
         let Self { encoding, exchange, elements, start, .. } = self;
         let values = values_of(elements);
@@ -127,7 +118,6 @@ impl EncodedBlock {
 }
 
 impl Encoding {
-    /// Returns the place of a chunk of a block that begins at the element `start` of the buffer, in a step of the exchange.
     fn place(&self, start: usize, chunk: &Range<usize>, step: u64) -> ChunkPlace {
         let elements = start + chunk.start..start + chunk.end;
         let shared = mix(self.call.seed ^ mix(elements.start as u64));

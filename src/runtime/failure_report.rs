@@ -30,7 +30,6 @@ impl FailureReporter {
         report_to_launcher(self.importance, &record);
     }
 
-    /// Reports that a rank of the job was lost before the job had started.
     pub(crate) fn report_lost_at_start(&self, rank: Rank, host: &str) {
         let operation = "the start of the job".into();
         let record =

@@ -37,7 +37,6 @@ const PIECE_BYTES: usize = 16 << 10;
 pub(crate) struct HostRounds<M = Segment> {
     pub(crate) rounds: ShmRounds<M>,
     members: Arc<[Rank]>,
-    /// The numbers of the next rank and of all other ranks.
     next_rank: RankSet,
     other_ranks: RankSet,
     last_round: u64,
@@ -83,7 +82,6 @@ pub(crate) enum ShmFailure {
 }
 
 impl<M: RoundsMemory> HostRounds<M> {
-    /// Creates the part of a rank. `members` are the world ranks that share the memory.
     pub(crate) fn new(rounds: ShmRounds<M>, members: Arc<[Rank]>, meter: Meter) -> Self {
         let (rank, ranks) = (rounds.rank() as u32, rounds.size().ranks as u32);
         Self {
@@ -342,7 +340,6 @@ fn header_of(contract: &Contract, sequence: u64) -> Header {
 }
 
 impl ShmCall {
-    /// Returns an error if the header of a rank differs from this rank's header.
     #[inline]
     fn check(&self, own_header: &Header, rank: Rank, header: &Header) -> Result<(), Box<ShmFailure>> {
         // Without a branch for each word, and without a call of `memcmp`.

@@ -9,7 +9,7 @@ use std::io::IoSliceMut;
 
 use super::gathering::Gathering;
 use super::link_io::{ActiveOperation, ActiveOperations, FramePayload, IncomingFrame, LinkIo, OutgoingFrame};
-use super::measurements::{LinkBytes, Meter, ProfilePart};
+use super::measurements::{LinkBytes, ProfilePart};
 use super::memory::Memory;
 use crate::engine::{
     Engine, Envelope, Failure, OpId, OperationKey, OperationRequest, Pattern, Settings, Timestamp,
@@ -36,9 +36,9 @@ pub struct LinkDriver<S, M> {
     /// The peers in `links`, in the order in which the links were opened.
     peers: Vec<Rank>,
     rank: Rank,
-    operations: ActiveOperations,
+    pub(crate) operations: ActiveOperations,
     /// The number of threads that are in a probe for messages at the moment.
-    probing_threads: usize,
+    pub(crate) probing_threads: usize,
 }
 
 impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
@@ -54,17 +54,9 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
     }
 
-    pub(crate) fn meter(&self) -> &Meter {
-        &self.operations.meter
-    }
-
     /// Returns the numbers of bytes that each link has carried. A link that was not opened has no entry.
     pub fn link_bytes(&self) -> impl Iterator<Item = LinkBytes> {
         self.links.iter().map(|(_, link)| link.counters)
-    }
-
-    pub fn failure(&self) -> Option<&Failure> {
-        self.engine.failure()
     }
 
     pub fn connect(&mut self, now: Timestamp, peer: Rank) {
@@ -191,11 +183,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
 
     fn has_work(&self) -> bool {
         self.probing_threads > 0 || !self.engine.is_idle()
-    }
-
-    /// Counts a thread that starts or stops to probe for messages.
-    pub fn set_probing(&mut self, is_probing: bool) {
-        self.probing_threads = if is_probing { self.probing_threads + 1 } else { self.probing_threads - 1 };
     }
 
     fn add_incoming_links(&mut self) {

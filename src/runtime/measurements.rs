@@ -66,7 +66,6 @@ pub(crate) struct OperationTimer {
 }
 
 impl OperationTimer {
-    /// Starts to time operation `number`, which works on `bytes` bytes.
     pub(crate) fn new(number: u64, bytes: usize) -> Self {
         let is_short = bytes <= SHORT_BYTES;
         let is_timed = !is_short || number.is_multiple_of(SAMPLE_INTERVAL);
@@ -95,7 +94,6 @@ impl ShmCounters {
         self.count_time(timer);
     }
 
-    /// Counts the time of an operation or of a message that has ended.
     pub(crate) fn count_time(&self, timer: &OperationTimer) {
         let Some(began) = timer.began else { return };
         let add = |counter: &AtomicU64, increment: u64| counter.fetch_add(increment, Ordering::Relaxed);
@@ -203,7 +201,6 @@ thread_local! {
     static IN_BACKGROUND: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes the times of this thread count as [`Profile::background`].
 pub(crate) fn mark_background_thread() {
     IN_BACKGROUND.set(true);
 }

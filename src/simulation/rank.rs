@@ -277,7 +277,7 @@ impl SimulatedRank {
             && self.running.len() < self.running_max
             && self.next_call < calls
             && self.blocking.is_none()
-            && self.core.link_driver.failure().is_none()
+            && self.core.link_driver.engine.failure().is_none()
         {
             // The last barrier begins when all other calls have ended.
             if self.next_call + 1 == calls && !self.core.active_ids.is_empty() {

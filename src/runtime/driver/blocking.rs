@@ -20,6 +20,7 @@ use super::threads::ThreadedDriver as _;
 use crate::engine::{Engine, OpId, OperationRequest, Timestamp};
 use crate::observe::event::{Direction, EventNumber, EventStatus};
 use crate::observe::training_thread::{SpanKind, span};
+use crate::reduce::Kernels;
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::error::Error;
 use crate::runtime::host_rounds::operation::ShmOperation;
@@ -27,9 +28,10 @@ use crate::runtime::host_rounds::short::{ShortCall, ShortResult};
 use crate::runtime::host_rounds::{HostRounds, Patience, ShmCall, ShmFailure};
 use crate::runtime::link_io::FUNCTION_PANICKED;
 use crate::runtime::measurements::{OperationTimer, ProfilePart};
+use crate::schedule::CollectiveSpec;
 use crate::shm::{RoundsMemory, pause_between_looks};
 use crate::transport::SocketTransport;
-use crate::types::{Rank, Site};
+use crate::types::Rank;
 
 /// The number of polls, which take a few microseconds, before a thread also yields its processor between the polls.
 const SPINS_BEFORE_YIELD: u32 = 1000;
@@ -71,7 +73,6 @@ impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H>
         host_rounds.poll(shm_operation, memory, |rank| sleeping_peers.push(rank))
     }
 
-    /// Returns whether [`BlockingCollective::poll`] would make progress.
     pub(crate) fn is_ready(&self) -> bool {
         self.host_rounds.is_ready(&self.shm_operation)
     }
@@ -150,12 +151,12 @@ pub(super) fn fail_because<M: RoundsMemory>(
 }
 
 impl Driver {
-    /// Runs a short call, and waits until it is complete. `as_operation` returns the same call as an operation.
-    pub(crate) fn run_short<'a>(
+    /// Runs a short call, and waits until it is complete.
+    pub(crate) fn run_short(
         &self,
         host_rounds: &mut HostRounds,
-        (call, site): (&ShortCall, Site),
-        as_operation: impl FnOnce() -> (OperationRequest, SpecAndKernels<'a>),
+        (call, request): (&ShortCall, &OperationRequest),
+        (spec, kernels): (&CollectiveSpec, &Option<Kernels>),
         mut memory: BufferAccess<'_>,
     ) -> Result<(), Error> {
         let (mut has_posted, mut sleeping_peers) = (false, Vec::new());
@@ -169,10 +170,10 @@ impl Driver {
                 Patience::Yields(YIELDS_OF_SHORT_CALL)
             };
             let wake = |peer| sleeping_peers.push(peer);
-            match host_rounds.run_short(call, site, &mut memory, (patience, wake)) {
+            match host_rounds.run_short(call, request.site, &mut memory, (patience, wake)) {
                 ShortResult::Complete => {
                     if !sleeping_peers.is_empty() {
-                        self.wake_peers((as_operation().0.group, host_rounds), sleeping_peers);
+                        self.wake_peers((request.group, host_rounds), sleeping_peers);
                     }
                     self.shared.shm_counters.count(&timer, true);
                     return Ok(());
@@ -181,9 +182,8 @@ impl Driver {
                 ShortResult::Posted => has_posted = true,
             }
         }
-        let (request, spec_and_kernels) = as_operation();
         let begun = BegunShort { has_posted, sleeping_peers };
-        self.run_in_shared_memory(host_rounds, &request, spec_and_kernels, (memory, begun))
+        self.run_in_shared_memory(host_rounds, request, (spec, kernels.clone()), (memory, begun))
     }
 
     pub(crate) fn run_in_shared_memory(

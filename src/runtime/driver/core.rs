@@ -166,7 +166,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         self.link_driver.report_unacknowledged_links();
         self.link_driver.release();
         let operation = self.link_driver.engine.failed_operation();
-        if let (Some(failure), Some(reporter)) = (self.link_driver.failure(), &self.failure_reporter) {
+        if let (Some(failure), Some(reporter)) = (self.link_driver.engine.failure(), &self.failure_reporter) {
             reporter.report_cause(&failure.cause, operation);
         }
         self.write_flight_record();
@@ -179,7 +179,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// Returns the error of all operations, if the job has failed and the peers have been told.
     pub(crate) fn error(&self) -> Option<Error> {
-        self.link_driver.failure().filter(|_| self.has_failed.load(Ordering::Relaxed)).map(Error::from)
+        self.link_driver.engine.failure().filter(|_| self.has_failed.load(Ordering::Relaxed)).map(Error::from)
     }
 
     /// Returns whether the core has noticed no failure of the job.
@@ -189,7 +189,9 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// Writes the last operations of this rank after a failure of the job, if the flight recorder is on.
     fn write_flight_record(&self) {
-        let (Some(recorder), Some(failure)) = (&self.recorder, self.link_driver.failure()) else { return };
+        let (Some(recorder), Some(failure)) = (&self.recorder, self.link_driver.engine.failure()) else {
+            return;
+        };
         let mut awaited: BTreeMap<EventNumber, BTreeSet<Rank>> = BTreeMap::new();
         for (id, ranks) in self.link_driver.engine.awaited_ranks() {
             let whole = self.stage_of.get(&id).map_or(id, |&(whole, _)| whole);
@@ -202,7 +204,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         recorder.write_failure(&Error::from(failure).to_string(), &awaited);
     }
 
-    /// Handles the success of an operation, or of a stage of a collective.
     pub(super) fn handle_success(
         &mut self,
         id: OpId,
@@ -215,7 +216,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         }
     }
 
-    /// Fails all active operations after the failure of the job. Returns whether there were any active operations.
     fn fail_active_operations(&mut self, now: Timestamp, error: &Error) -> bool {
         self.abandon_shm();
         self.abandon_staged();
@@ -319,7 +319,7 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
         }
         let has_encoded = self.poll_encoded(now);
         // The failure may have been detected in shared memory, after the link driver was polled.
-        if self.link_driver.failure().is_some() {
+        if self.link_driver.engine.failure().is_some() {
             self.notify_until = Some(now + NOTIFY_TIMEOUT);
             return PollProgress::Busy;
         }
@@ -336,7 +336,7 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
 
     fn prepare_to_sleep(&mut self) -> bool {
         // After a failure this rank waits only for reports of the peers, and these reports come over links.
-        self.is_running() && (self.mark_asleep() || self.link_driver.failure().is_some())
+        self.is_running() && (self.mark_asleep() || self.link_driver.engine.failure().is_some())
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {

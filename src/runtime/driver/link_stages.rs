@@ -39,7 +39,6 @@ pub(super) enum ExchangeState {
     Results(Vec<u32>),
 }
 
-/// Returns whether this is the group number of the operations of second steps.
 fn is_second_step(group: u32) -> bool {
     group & RESULTS_GROUP_BIT != 0
 }
@@ -51,7 +50,6 @@ impl LinkStages {
         self.queues.entry(group).or_default().push_back(block);
     }
 
-    /// Takes the stage that is the next one of its group to begin, if it is ready.
     pub(super) fn take_ready(&mut self, group: u32) -> Option<(BlockId, Schedule, Memory)> {
         let queue = self.queues.get_mut(&group)?;
         let block = *queue.front()?;

@@ -74,7 +74,7 @@ impl Driver {
         let poller = core.link_driver.transport.sockets.take_poller().ok_or(io::ErrorKind::NotConnected)?;
         let shared = Arc::new(DriverShared {
             waker: poller.waker(),
-            meter: core.link_driver.meter().clone(),
+            meter: core.link_driver.operations.meter.clone(),
             has_failed: Arc::clone(&core.has_failed),
             shm_counters: Arc::clone(&core.shm_counters),
             core: CoreLock::new(core),
@@ -170,7 +170,7 @@ impl Driver {
     ) -> Result<(LockedCore<'_>, OpId), Error> {
         let mut core = self.shared.lock();
         // This return releases the lock before this function drops the submission.
-        if core.link_driver.failure().is_some() {
+        if core.link_driver.engine.failure().is_some() {
             return Err(self.shared.fail(core));
         }
         let Some(id) = core.begin(now, request, submission, is_awaited) else {
@@ -180,7 +180,6 @@ impl Driver {
         Ok((core, id))
     }
 
-    /// Waits for the result of an operation. Returns `None` if the operation has not ended at the time `until`.
     pub(crate) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
         let started = self.shared.now();
         let takeover = self.shared.take_over_driving(std::iter::once(id));
@@ -245,7 +244,7 @@ impl Driver {
     pub(crate) fn probe(&self, pattern: Pattern, until: Timestamp) -> Result<Option<Envelope>, Error> {
         let mut core = self.shared.lock();
         let now = self.shared.now();
-        core.link_driver.set_probing(true);
+        core.link_driver.probing_threads += 1;
         // Messages that have already come must be found. The first call gets the event, and the second call reads the socket.
         for _ in 0..2 {
             core = self.shared.drive_once(core, now, Some(now));
@@ -254,7 +253,7 @@ impl Driver {
             Some(error) => Some(Err(error)),
             None => core.link_driver.engine.probe(&pattern).map(Ok),
         });
-        core.link_driver.set_probing(false);
+        core.link_driver.probing_threads -= 1;
         found.transpose()
     }
 
@@ -275,7 +274,7 @@ impl Driver {
         let shared = &self.shared;
         let deadline = shared.now() + DELIVERY_TIMEOUT;
         let mut core = shared.lock();
-        while core.link_driver.failure().is_none() {
+        while core.link_driver.engine.failure().is_none() {
             let peers = core.link_driver.peers_with_undelivered_bytes();
             if peers.is_empty() {
                 return;

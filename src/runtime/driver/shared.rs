@@ -2,7 +2,7 @@
 
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
@@ -92,20 +92,10 @@ type JobSignals = QueueSignals<Segment>;
 /// The other ranks of this host, and the queues between them and this rank.
 pub(super) struct LocalPeers {
     pub(super) signals: Arc<JobSignals>,
-    /// The number of each rank in the signals.
     pub(super) numbers: RankMap<usize>,
 }
 
 impl DriverShared {
-    /// Locks the event queue. A thread must not hold the lock of the core meanwhile, because waiting takes long.
-    fn lock_poller(&self) -> MutexGuard<'_, Poller> {
-        debug_assert!(
-            !deferred_drop::holds_lock(),
-            "a thread releases the core before it locks the event queue"
-        );
-        self.poller.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn next_interrupt_check(&self, now: Timestamp) -> Option<Timestamp> {
         self.interrupt.map(|_| now + INTERRUPT_CHECK_INTERVAL)
     }
@@ -261,8 +251,13 @@ impl ThreadedDriver for DriverShared {
     fn wait_for_events(&self, EventWait { kind, signals }: EventWait) -> FoundEvents {
         let (mut events, started) = (Vec::new(), Instant::now());
         let signals = signals.as_deref();
+        // Waiting takes long.
+        debug_assert!(
+            !deferred_drop::holds_lock(),
+            "a thread releases the core before it locks the event queue"
+        );
         let has_work = self.meter.time(ProfilePart::Wait, || {
-            let mut poller = self.lock_poller();
+            let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
             match &kind {
                 WaitKind::Spin(posts) => {
                     self.spin(&mut poller, (started, self.shm_spin_time), (posts, signals), &mut events)

@@ -94,7 +94,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(())
     }
 
-    /// Begins the next stage of a block. After the last stage, counts the block as complete.
     pub(super) fn start_next_stage(
         &mut self,
         now: Timestamp,
@@ -117,8 +116,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             }
             PendingStage::Encoded(exchange) => {
                 if let Some(encoding) = staged.encoding.clone() {
-                    let memory = (memory, staged.starts[block.1]);
-                    let encoded = EncodedBlock::new(encoding, *exchange, memory);
+                    let (exchange, elements, start) = (*exchange, memory, staged.starts[block.1]);
+                    let encoded = EncodedBlock { encoding, exchange, elements, start, scratch: Vec::new() };
                     self.link_stages.exchanges.insert(block, (encoded, ExchangeState::Ready));
                 }
                 return Ok(());

@@ -24,7 +24,6 @@ pub(crate) enum Submission {
     Collective(Vec<Block>, (Memory, Option<Kernels>), Option<Encoding>),
     /// The send of a message. The receiver is this rank of the world.
     Send(Rank, Memory),
-    /// The receive of a message that fits the pattern.
     Receive(Pattern, Memory),
 }
 

@@ -42,7 +42,6 @@ pub(crate) trait ThreadedDriver: Sized {
         self.core().lock()
     }
 
-    /// Wakes the thread that waits for the sockets, if there is one.
     fn wake_socket_waiter(&self, core: &Locked<'_, Self>) {
         if core.has_socket_waiter() {
             self.interrupt_wait();

@@ -87,7 +87,10 @@ impl<M: RoundsMemory> HostRounds<M> {
             sources.indices().for_each(|from| self.rounds.prefetch_payload(from, round, 0));
             for from in sources.indices() {
                 let Some(posted) = self.rounds.read_post(from, round) else {
-                    return self.waits_for(from, round);
+                    // This rank would look for such a post again and again, and would not sleep.
+                    let is_wrong = self.rounds.posts().is_ahead(from, round);
+                    let wrong = || self.invalid(from, "it posted the number of a wrong round").into();
+                    return if is_wrong { Err(wrong()) } else { Ok(Poll::Pending) };
                 };
                 shm_operation.call.check(&shm_operation.header, self.members[from], &posted.header())?;
                 shm_operation.check_payload(from, &posted).map_err(|what| self.invalid(from, what))?;
@@ -108,15 +111,6 @@ impl<M: RoundsMemory> HostRounds<M> {
                 return Ok(Poll::Ready(()));
             }
         }
-    }
-
-    /// Returns the result of [`HostRounds::poll`] if the rank `from` has not posted `round`.
-    fn waits_for(&self, from: usize, round: u64) -> Result<Poll<()>, Box<ShmFailure>> {
-        // This rank would look for the post again and again, and would not sleep.
-        if self.rounds.posts().is_ahead(from, round) {
-            return Err(self.invalid(from, "it posted the number of a wrong round").into());
-        }
-        Ok(Poll::Pending)
     }
 
     fn invalid(&self, rank: usize, what: &'static str) -> ShmFailure {

@@ -32,7 +32,6 @@ pub(super) enum ShortWork {
     Fold(usize, usize, Range<usize>),
 }
 
-/// The result of [`HostRounds::run_short`].
 pub(crate) enum ShortResult {
     Complete,
     /// This rank has posted nothing. The call has to begin as any other operation.

@@ -45,7 +45,6 @@ fn new_ranks() -> Vec<ShmRank> {
     segments.zip(own).enumerate().map(rank_state).collect()
 }
 
-/// Begins an operation on one rank.
 fn begin(host_rounds: &mut HostRounds, spec: &CollectiveSpec) -> ShmOperation {
     let contract = Contract {
         operation: spec.operation(),
