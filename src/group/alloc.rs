@@ -136,13 +136,10 @@ impl Group {
 
     /// Calls `use_rounds` with the rounds of the group, which the core may have. Returns `None` if the job has failed.
     fn with_rounds<R>(&mut self, use_rounds: impl FnOnce(&mut HostRounds) -> R) -> Option<R> {
-        match (&mut self.host_rounds, &self.job) {
-            (Some(host_rounds), _) => Some(use_rounds(host_rounds)),
-            (None, Some(job)) => {
-                job.driver.core().rounds.get_mut(&(self.id, 0)).map(|rounds| use_rounds(rounds))
-            }
-            (None, None) => None,
+        if let Some(host_rounds) = &mut self.host_rounds {
+            return Some(use_rounds(host_rounds));
         }
+        self.job.as_ref()?.driver.core().rounds.get_mut(&(self.id, 0)).map(|rounds| use_rounds(rounds))
     }
 }
 

@@ -91,7 +91,7 @@ impl Group {
         Ok((roster, transport))
     }
 
-    /// Dials the higher ranks of an isolated group, and waits until all ranks have done so, whose connections its port accepts.
+    /// Dials the higher ranks of an isolated group, and accepts the connections of the lower ranks, until all ranks have dialed.
     fn open_isolated_links(
         &mut self,
         transport: &mut TcpTransport,

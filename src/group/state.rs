@@ -152,7 +152,7 @@ impl Group {
             abort_error: Arc::default(),
             shares_memory: false,
             host_rounds: None,
-            kept_plans: LastUsed::default(),
+            kept_plans: LastUsed::new(),
             hierarchical_data: None,
             compressed_calls: 0,
             recorder: None,

@@ -249,18 +249,6 @@ impl Broadcast {
 }
 
 /// Each rank gets one part of the root's buffer.
-///
-/// ```
-/// use ringtrain::verbs::Scatter;
-/// use ringtrain::{Group, Rank};
-///
-/// let mut group = Group::from_environment()?;
-/// let count = 10 * group.size().as_usize();
-/// let all = if group.rank() == Rank::ZERO { vec![1.0f32; count] } else { Vec::new() };
-/// let own = group.call(Scatter::from(Rank::ZERO).count(count)).run_from(&all)?;
-/// assert_eq!(own.len(), 10);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug)]
 #[must_use = "pass the verb to `Group::call`"]
 pub struct Scatter<N = ()> {

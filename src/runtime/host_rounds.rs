@@ -16,7 +16,7 @@ use self::short::{ShortCall, ShortResult, ShortWork};
 use super::buffer::BufferAccess;
 use super::last_used::LastUsed;
 use super::measurements::Meter;
-use crate::reduce::reduce_in_rank_order;
+use crate::reduce::{Kernels, reduce_in_rank_order};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::plan::{SharedSlots, plan};
 use crate::schedule::program::Program;
@@ -24,7 +24,7 @@ use crate::shm::{
     BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, LEAD_MAX, RemoteBuffer, RoundsMemory, Segment,
     ShmRounds, ShortPost, pause_between_looks,
 };
-use crate::types::{Contract, Rank, RankSet, Site, WorldSize};
+use crate::types::{Algorithm, Contract, Rank, RankSet, Site, WorldSize};
 use crate::wire::{self, CONTRACT_WORDS};
 
 /// The most calls that the engine has not recorded. The other ranks are at most [`LEAD_MAX`] rounds behind this rank, and they
@@ -92,7 +92,7 @@ impl<M: RoundsMemory> HostRounds<M> {
             last_round: 0,
             next_position: 0,
             oldest_position: 0,
-            programs: LastUsed::default(),
+            programs: LastUsed::new(),
             lower_ranks_piece: vec![0; PIECE_BYTES / size_of::<u64>()],
             last_calls: [None; UNRECORDED_MAX],
             unrecorded_position: 0,
@@ -132,6 +132,19 @@ impl<M: RoundsMemory> HostRounds<M> {
 }
 
 impl<M: RoundsMemory> HostRounds<M> {
+    /// Returns a call that [`HostRounds::run_short`] can run, or `None` if the call has several rounds or long payloads.
+    pub(crate) fn short_call(
+        &mut self,
+        spec: &CollectiveSpec,
+        contract: Contract,
+        kernels: Option<Kernels>,
+    ) -> Option<ShortCall> {
+        let is_one_shot = contract.algorithm == Algorithm::OneShot;
+        let program = self.program(spec, (contract.dtype.size_bytes(), is_one_shot));
+        let header = header_of(&contract, 0);
+        ShortCall::new(&program, self.rounds.size().ranks, (contract, header), kernels)
+    }
+
     /// Executes a call if the other ranks post soon, while `patience` lasts. Anything unusual, for example a post that does not
     /// fit the call, is left to [`HostRounds::poll`]. `memory` is the whole buffer. Calls `wake` for each sleeping rank that has
     /// to learn of the post. The caller must wake it soon, so then this rank does not wait.

@@ -6,13 +6,11 @@ const VALUES_MAX: usize = 32;
 /// Values that were used, the last one at the end.
 pub(crate) struct LastUsed<T>(Vec<T>);
 
-impl<T> Default for LastUsed<T> {
-    fn default() -> Self {
+impl<T> LastUsed<T> {
+    pub(crate) fn new() -> Self {
         Self(Vec::new())
     }
-}
 
-impl<T> LastUsed<T> {
     /// Removes and returns the last value for which `is_wanted` returns true.
     #[inline]
     pub(crate) fn take(&mut self, is_wanted: impl Fn(&T) -> bool) -> Option<T> {

@@ -65,31 +65,16 @@ pub(crate) struct LinkIo {
 
 /// The part of the incoming data that is being received. `filled` is the number of bytes of the payload that have arrived.
 pub(crate) enum IncomingFrame {
+    /// The header of the next frame.
     Header,
     /// The payload of a segment that is applied as soon as it is complete.
-    Segment {
-        header: FrameHeader,
-        operation: OpId,
-        bytes: Range<usize>,
-        action: Action,
-        filled: usize,
-    },
+    Segment { header: FrameHeader, operation: OpId, bytes: Range<usize>, action: Action, filled: usize },
     /// The payload of a segment that has to be stored under this key, or of a control frame, which has no key.
-    Kept {
-        header: FrameHeader,
-        key: Option<OperationKey>,
-        payload: AlignedBytes,
-        filled: usize,
-    },
+    Kept { header: FrameHeader, key: Option<OperationKey>, payload: AlignedBytes, filled: usize },
     /// A payload that is thrown away; `left` bytes of it have not arrived.
-    Discarded {
-        left: usize,
-    },
+    Discarded { left: usize },
     /// A message that a thread receives without an operation (`link_driver/direct.rs`). Only this thread reads the link now.
-    Direct {
-        message: LocalMessage,
-        filled: usize,
-    },
+    Direct { message: LocalMessage, filled: usize },
     /// Nothing more is read from this link, because the peer broke the protocol.
     Refused,
 }

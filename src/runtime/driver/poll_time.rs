@@ -43,7 +43,7 @@ impl PollTime {
     }
 }
 
-/// Returns whether a thread must sleep, which may poll for `max` and has polled for `polled`, and at the previous poll for
+/// Returns whether a thread must sleep that may poll for `max` and has polled for `polled`; at its previous poll, for
 /// `polled_before`. It polls for longer than [`POLL_TIME`] only while no other thread computes on its processor.
 pub(super) fn must_sleep(max: Duration, polled_before: Duration, polled: Duration) -> bool {
     polled >= max || (polled >= POLL_TIME && polled.saturating_sub(polled_before) > POLL_GAP_MAX)

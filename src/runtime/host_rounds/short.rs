@@ -2,12 +2,10 @@
 
 use std::ops::Range;
 
-use super::{HostRounds, header_of};
 use crate::reduce::Kernels;
-use crate::schedule::CollectiveSpec;
-use crate::schedule::program::{RoundWork, SlotWrite, Take};
-use crate::shm::{Header, RoundsMemory, SHORT_PAYLOAD_BYTES_MAX};
-use crate::types::{Algorithm, Contract, Rank, RankSet};
+use crate::schedule::program::{Program, RoundWork, SlotWrite, Take};
+use crate::shm::{Header, SHORT_PAYLOAD_BYTES_MAX};
+use crate::types::{Contract, Rank, RankSet};
 
 /// A collective of one round whose payloads are short. The offsets and ranges are in bytes.
 pub(crate) struct ShortCall {
@@ -36,20 +34,20 @@ pub(crate) enum ShortResult {
     Complete,
     /// This rank has posted nothing. The call has to begin as any other operation.
     NotBegun,
-    /// This rank has posted. The call has to go on as an operation that [has posted](HostRounds::add_operation).
+    /// This rank has posted. The call has to go on as an operation that [has posted](super::HostRounds::add_operation).
     Posted,
 }
 
-impl<M: RoundsMemory> HostRounds<M> {
-    /// Returns a call that [`HostRounds::run_short`] can run, or `None` if the call has several rounds or long payloads.
-    pub(crate) fn short_call(
-        &mut self,
-        spec: &CollectiveSpec,
-        contract: Contract,
+impl ShortCall {
+    /// Returns the call; `None` if the program has several rounds or long payloads. `header` is that of its posts, without a
+    /// number.
+    pub(super) fn new(
+        program: &Program,
+        ranks: usize,
+        (contract, header): (Contract, Header),
         kernels: Option<Kernels>,
-    ) -> Option<ShortCall> {
+    ) -> Option<Self> {
         let bytes = contract.dtype.size_bytes();
-        let program = self.program(spec, (bytes, contract.algorithm == Algorithm::OneShot));
         let [phase] = &*program.phases else { return None };
         let [round] = &*phase.rounds else { return None };
         let to_bytes = |range: Range<usize>| range.start * bytes..range.end * bytes;
@@ -65,15 +63,15 @@ impl<M: RoundsMemory> HostRounds<M> {
             RoundWork::Fold(_) | RoundWork::FoldInPlace(_) => return None,
         };
         let taken_bytes = |from| round.taken_len(Rank::new(from), 0) * bytes;
-        let taken_bytes: Box<[usize]> = (0..self.rounds.size().ranks as u32).map(taken_bytes).collect();
+        let taken_bytes: Box<[usize]> = (0..ranks as u32).map(taken_bytes).collect();
         let payload_bytes = round.written_len(0) * bytes;
         let is_short = phase.times == 1
             && program.if_all_expose.is_none()
             && taken_bytes.iter().chain([&payload_bytes]).all(|&bytes| bytes <= SHORT_PAYLOAD_BYTES_MAX);
         let write = |write: &SlotWrite| (write.slot_offset * bytes, to_bytes(write.elements.block(0)));
-        is_short.then(|| ShortCall {
+        is_short.then(|| Self {
             contract,
-            header: header_of(&contract, 0),
+            header,
             kernels,
             payload_bytes,
             writes: round.writes.iter().map(write).collect(),

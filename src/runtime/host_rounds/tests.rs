@@ -148,16 +148,10 @@ fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
         ranks[2].host_rounds.rounds.post(1, &header);
         let ShmRank { host_rounds, own, .. } = &mut ranks[0];
         let memory = &mut own.bytes_mut()[..bytes];
-        match host_rounds
-            .poll(&mut operations[0], &mut BufferAccess::from(memory), |_| {})
-            .map_err(|failure| *failure)
-        {
-            Err(ShmFailure::Invalid(rank, what)) => {
-                assert_eq!(rank, Rank::new(1));
-                assert!(what.contains(expected), "{what}");
-            }
-            _ => panic!("the invalid address was not detected: {expected}"),
-        }
+        let poll = host_rounds.poll(&mut operations[0], &mut BufferAccess::from(memory), |_| {});
+        let failure = poll.expect_err(expected);
+        let ShmFailure::Invalid(rank, what) = *failure else { panic!("{failure:?}") };
+        assert!(rank == Rank::new(1) && what.contains(expected), "rank {rank}: {what}");
     }
 }
 
