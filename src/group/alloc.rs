@@ -1,8 +1,7 @@
 //! Shared buffers: buffers in shared memory, which the ranks of a group reduce in place.
 //!
 //! Each rank creates the memory for its own buffer. An all-gather sends the location of each memory to all ranks, and each rank
-//! opens the memories of all others. If any rank cannot create its own memory or open the memory of another rank, all ranks use
-//! memory that is not shared.
+//! opens the memories of all others. If any rank cannot do this, all ranks use memory that is not shared.
 
 use std::fmt;
 use std::io;
@@ -23,18 +22,15 @@ use crate::types::{Contract, Element, Site};
 
 /// The status of a [`MemoryReport`] if the rank already has the maximum number of buffers.
 const HAS_MAX_BUFFERS: u64 = 3;
-/// The status of a [`MemoryReport`] if the rank requests more than memory can hold.
 const SIZE_OVERFLOWS: u64 = 4;
 /// The engine distinguishes the all-gathers in [`Group::alloc`] from all-gathers of the program by the digest of these numbers.
 const LAYOUT: [usize; 2] = [REPORT_WORDS, 0x616c_6c6f];
 
-/// A buffer of elements that a group allocated ([`Group::alloc`]). The buffer dereferences to a slice, and can be sent to
-/// another thread.
+/// A buffer of elements of [`Group::alloc`]. The buffer dereferences to a slice, and can be sent to another thread.
 ///
-/// Dropping the buffer frees the memory on this rank at once. Another rank unmaps the memory when it calls [`Group::alloc`],
-/// or when it calls a collective of the group after it has dropped such a buffer itself, if no operation is active there at
-/// this time. The buffer may outlive its group. After a failed operation, no other rank accesses the part of the buffer that the
-/// operation used.
+/// Dropping the buffer frees the memory on this rank at once. Another rank unmaps the memory when it calls [`Group::alloc`], or a
+/// collective after it has dropped such a buffer itself, if no operation is active there. The buffer may outlive its group. After
+/// a failed operation, no other rank accesses the part of the buffer that the operation used.
 ///
 /// ```
 /// use ringtrain::{Group, ReduceOp};
@@ -51,7 +47,6 @@ pub struct SharedBuffer<T: Element>(BufferKind<T>);
 enum BufferKind<T: Element> {
     /// Ordinary memory, which only this rank can access.
     Private(Vec<T>),
-    /// Memory that all ranks of the group can access.
     Shared(SharedElements<T>),
 }
 
@@ -76,10 +71,9 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// On all ranks: [`Error::TooManyBuffers`] if any rank already has 1,024 buffers of the group,
-    /// [`Error::InvalidCounts`] if any rank requests more than memory can hold, and the errors of [`Group::all_gather`].
-    /// Without shared memory, only a rank that has too little memory returns [`Error::InvalidCounts`] or
-    /// [`Error::System`].
+    /// On all ranks: [`Error::TooManyBuffers`] if any rank already has 1,024 buffers of the group, [`Error::InvalidCounts`] if
+    /// any rank requests more than memory can hold, and the errors of [`Group::all_gather`]. Without shared memory, only a rank
+    /// that has too little memory returns [`Error::InvalidCounts`] or [`Error::System`].
     #[track_caller]
     pub fn alloc<T: Element>(&mut self, count: usize) -> Result<SharedBuffer<T>, Error> {
         let site = Site::here();
@@ -105,9 +99,10 @@ impl Group {
     ) -> Result<SharedElements<T>, ShareError> {
         let has_max_buffers = self.with_rounds(HostRounds::has_max_buffers).unwrap_or(false);
         let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
+        let refused = |status| (MemoryReport::without_memory(status), Err(io::ErrorKind::OutOfMemory.into()));
         let (report, created) = match bytes {
-            None => (MemoryReport::without_memory(SIZE_OVERFLOWS), None),
-            Some(_) if has_max_buffers => (MemoryReport::without_memory(HAS_MAX_BUFFERS), None),
+            None => refused(SIZE_OVERFLOWS),
+            Some(_) if has_max_buffers => refused(HAS_MAX_BUFFERS),
             Some(bytes) => MemoryReport::create(bytes, ExposedBuffer::create, ExposedBuffer::location),
         };
         let set_layout = |contract: &mut Contract| contract.layout = layout_digest(LAYOUT);
@@ -122,36 +117,29 @@ impl Group {
                 return Err(error.into());
             }
         }
-        let created = created.transpose().map_err(ShareError::impossible)?;
+        let mut exposed = created.map_err(|error| ShareError::Impossible(error.to_string()))?;
         if reports.iter().any(|report| report.status != MemoryReport::HAS_MEMORY) {
-            return Err(ShareError::impossible("another rank could not create its memory"));
+            return Err(ShareError::Impossible("another rank could not create its memory".into()));
         }
         let others = reports.iter().enumerate().filter(|(rank, _)| *rank != self.rank.index());
         let opened: io::Result<Vec<RemoteBuffer>> =
             others.map(|(_, report)| report.open(RemoteBuffer::open)).collect();
-        let have_opened = self.gather_numbers([u64::from(opened.is_ok())], site, set_layout)?;
-        let others = opened.map_err(ShareError::impossible)?;
-        let mut exposed = created
-            .filter(|_| have_opened.iter().all(|&[has_opened]| has_opened == 1))
-            .ok_or_else(|| ShareError::impossible("another rank could not open the memory of a peer"))?;
+        let others = self.confirm(opened, site, set_layout)?;
         exposed.close_file();
         let alive = Arc::new(());
         let weak = Arc::downgrade(&alive);
         let has_dropped_buffers = self
             .with_rounds(|host_rounds| host_rounds.register_buffer(&mut exposed, weak, others))
-            .ok_or_else(|| ShareError::impossible("the job has failed"))?;
+            .ok_or_else(|| ShareError::Impossible("the job has failed".into()))?;
         Ok(SharedElements { exposed, alive: Some(alive), has_dropped_buffers, element: PhantomData })
     }
 
     /// Calls `use_rounds` with the rounds of the group, which the core may have. Returns `None` if the job has failed.
     fn with_rounds<R>(&mut self, use_rounds: impl FnOnce(&mut HostRounds) -> R) -> Option<R> {
-        match (&mut self.host_rounds, &self.job) {
-            (Some(host_rounds), _) => Some(use_rounds(host_rounds)),
-            (None, Some(job)) => {
-                job.driver.core().rounds.get_mut(&(self.id, 0)).map(|rounds| use_rounds(rounds))
-            }
-            (None, None) => None,
+        if let Some(host_rounds) = &mut self.host_rounds {
+            return Some(use_rounds(host_rounds));
         }
+        self.job.as_ref()?.driver.core().rounds.get_mut(&(self.id, 0)).map(|rounds| use_rounds(rounds))
     }
 }
 
@@ -160,8 +148,7 @@ impl<T: Element> SharedBuffer<T> {
         zeroed(count).map(|elements| Self(BufferKind::Private(elements)))
     }
 
-    /// Returns whether all ranks of the group can access this memory. All ranks get the same answer for the buffers of the
-    /// same call of [`Group::alloc`].
+    /// Returns whether all ranks of the group can access this memory. All ranks get the same answer for the same call.
     pub fn is_shared(&self) -> bool {
         matches!(self.0, BufferKind::Shared(_))
     }

@@ -18,8 +18,7 @@ const CANDIDATES: [Compression; 5] = [
 /// The calls with each codec in which a trial measures the time. The median counts.
 const TIMED_CALLS: usize = 5;
 
-/// A codec must take at most this part of the time of exact elements. Smaller differences may be noise, or cost more time of
-/// processors than they save.
+/// A codec must take at most this part of the time of exact elements. Smaller differences may be noise, or cost processor time.
 const WORTHWHILE: f32 = 0.85;
 
 /// After this many calls, the ranks check the error and the time again.
@@ -51,25 +50,20 @@ pub struct AutoReport {
     pub seconds: Option<f32>,
 }
 
-/// What a call does.
 #[derive(PartialEq, Debug)]
 pub(super) struct AutoStep {
     pub(super) compression: Compression,
-    /// Whether the ranks measure the error of this codec on a sample. [`AutoChoice::handle_error`] gets the result before the
-    /// next call.
+    /// Whether the ranks measure the error of this codec. [`AutoChoice::handle_error`] gets the result before the next call.
     pub(super) is_checked: bool,
     /// The times of this rank that the ranks compare. [`AutoChoice::handle_times`] gets the largest ones before the next call.
     pub(super) times_to_compare: Option<Vec<f32>>,
 }
 
-/// The measurements and the choice of one compressor.
 #[derive(Debug)]
 pub(super) struct AutoChoice {
     error_max: f32,
     candidates: [Candidate; CANDIDATES.len()],
-    /// The index of the codec in use.
     current: usize,
-    /// The index of the result of the last trial.
     chosen: Option<usize>,
     phase: AutoPhase,
     /// The times of the last calls on this rank, in seconds.
@@ -81,7 +75,6 @@ pub(super) struct AutoChoice {
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     compression: Compression,
-    /// The relative error, if it was measured.
     error: Option<f32>,
     /// The time of a call: on this rank during a trial, then on the slowest rank. Infinite if it was not measured.
     seconds: f32,
@@ -98,7 +91,6 @@ enum AutoPhase {
 }
 
 impl AutoChoice {
-    /// Creates a choice among codecs whose relative error is at most `error_max`.
     pub(super) fn new(error_max: f64) -> Self {
         let candidates = CANDIDATES.map(|compression| {
             let error = (compression == Compression::None).then_some(0.0);
@@ -218,7 +210,6 @@ impl AutoChoice {
         }
     }
 
-    /// Chooses among the codecs whose times are known.
     fn choose(&mut self) {
         let mut best = 0;
         for (index, candidate) in self.candidates.iter().enumerate() {
@@ -280,7 +271,6 @@ mod tests {
     /// The errors of gradients, about.
     const ERRORS: [f32; CANDIDATES.len()] = [0.0, 0.003, 0.01, 0.15, 0.7];
 
-    /// Makes `calls` calls. Returns the codec of each.
     fn run(choice: &mut AutoChoice, network: &SimulatedCodecs, calls: usize) -> Vec<Compression> {
         let index_of = |codec| CANDIDATES.iter().position(|candidate| *candidate == codec).unwrap();
         let make_call = |_| {

@@ -1,12 +1,11 @@
-//! The measurements of a compressor with [`Compression::Auto`](crate::Compression::Auto): small collectives that run beside its
-//! calls. `auto_choice.rs` decides with their results.
+//! The measurements of a compressor with `Compression::Auto`: small collectives that run beside its calls.
 
-use super::compressor::{CallTimer, Compressor, SharedChoice};
-use super::handle::{Handle, WeakHandle};
-use super::{Error, Group};
+use super::compressor::{CallTimer, SharedChoice};
+use super::handle::Handle;
+use super::verbs::AllReduce;
+use super::{Error, Group, at};
 use crate::codec::Compression;
 use crate::runtime::error_feedback::mix;
-use crate::schedule::CollectiveSpec;
 use crate::types::{ReduceOp, Site};
 
 /// The largest number of elements with which the ranks measure the error of a codec.
@@ -44,10 +43,7 @@ impl Group {
             );
         }
         if let Some(times) = step.times_to_compare {
-            let spec = CollectiveSpec::AllReduce { count: times.len() };
-            let mut call = self.new_call::<f32>(spec, site);
-            call.set_built_in(ReduceOp::Max)?;
-            let largest = self.start_in_place(call, times)?.downgrade();
+            let largest = at(site, || self.all_reduce_async(times, ReduceOp::Max))?.downgrade();
             shared.measurement = Some(Box::new(move |choice| {
                 if let Some(largest) = largest.upgrade() {
                     choice.handle_times(&largest.wait()?);
@@ -61,8 +57,11 @@ impl Group {
             let starts = (elements.len() - count + 1) as u64;
             let start = (mix(self.compressed_calls) % starts) as usize;
             let sample = &elements[start..start + count];
-            let exact = self.start_sum_of_sample(sample, Compression::None, site)?;
-            let decoded = self.start_sum_of_sample(sample, step.compression, site)?;
+            let mut start_sum = |codec| {
+                let verb = AllReduce::new(ReduceOp::Sum).compressed(codec);
+                at(site, || self.call(verb)).start(sample.to_vec()).map(Handle::downgrade)
+            };
+            let (exact, decoded) = (start_sum(Compression::None)?, start_sum(step.compression)?);
             shared.measurement = Some(Box::new(move |choice| {
                 if let (Some(exact), Some(decoded)) = (exact.upgrade(), decoded.upgrade()) {
                     choice.handle_error(relative_error(&exact.wait()?, &decoded.wait()?));
@@ -74,22 +73,9 @@ impl Group {
         let timer = CallTimer { choice: choice.clone(), began: job.driver.now() };
         Ok((step.compression, Some(timer)))
     }
-
-    fn start_sum_of_sample(
-        &mut self,
-        sample: &[f32],
-        compression: Compression,
-        site: Site,
-    ) -> Result<WeakHandle<Vec<f32>>, Error> {
-        let mut call = self.new_call::<f32>(CollectiveSpec::AllReduce { count: sample.len() }, site);
-        call.set_built_in(ReduceOp::Sum)?;
-        call.set_compressor(&Compressor::from(compression))?;
-        self.start_in_place(call, sample.to_vec()).map(Handle::downgrade)
-    }
 }
 
-/// Returns the Euclidean norm of the error of `decoded`, divided by the norm of `exact`. Returns 0 if both norms are 0, and NaN
-/// if the exact elements are not finite.
+/// Returns the norm of the error of `decoded`, divided by the norm of `exact`: 0 if both are 0, and NaN if `exact` is not finite.
 fn relative_error(exact: &[f32], decoded: &[f32]) -> f32 {
     let square = |value: f64| value * value;
     let norm: f64 = exact.iter().map(|&value| square(value.into())).sum();

@@ -7,6 +7,7 @@ use crate::reduce::{self, Kernels};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::error::Error;
 use crate::runtime::error_feedback::ResultAddition;
+use crate::runtime::host_rounds::short::ShortCall;
 use crate::schedule::CollectiveSpec;
 use crate::types::{
     Algorithm, COMPRESSED_LAYOUT, Contract, LAST_RESULT_LAYOUT, Operation, ReduceOp, WorldSize,
@@ -17,9 +18,7 @@ pub struct Call {
     pub(super) spec: CollectiveSpec,
     /// The arguments with which the engine begins the operation. They include the algorithm.
     pub(super) request: OperationRequest,
-    /// The reduction functions; `None` without a reduction.
     pub(super) kernels: Option<Kernels>,
-    /// Whether the whole collective runs in shared memory.
     pub(super) uses_shared_memory: bool,
     /// For compressed `f32`: the compressor until [`Group::begin_encoding`](super::Group), and then the encoding.
     pub(super) compressor: Option<Compressor>,
@@ -31,10 +30,11 @@ pub struct Call {
     /// Whether the reduction must be applied in rank order, because it may not commute.
     pub(super) in_rank_order: bool,
     pub(super) world: WorldSize,
+    /// The same call, if it is so short that it is not an operation.
+    pub(super) short: Option<ShortCall>,
 }
 
 impl Call {
-    /// Sets a built-in reduction. Returns an error if the reduction is not defined.
     pub(super) fn set_built_in(&mut self, op: ReduceOp) -> Result<(), Error> {
         let Contract { operation, dtype, .. } = self.request.contract;
         let is_scan = matches!(operation, Operation::Scan | Operation::Exscan);
@@ -98,27 +98,9 @@ impl Call {
             contract.algorithm = Algorithm::Direct;
         }
     }
-
-    /// Sets a reduction with a function of the caller.
-    pub(super) fn set_function(&mut self, kernels: Kernels) {
-        let contract = &mut self.request.contract;
-        contract.reduction = Some(ReduceOp::Custom);
-        self.kernels = Some(kernels);
-        // Scans always reduce in rank order. A reduce-scatter cannot.
-        self.in_rank_order = matches!(contract.operation, Operation::AllReduce | Operation::Reduce);
-        if self.in_rank_order && !self.uses_shared_memory {
-            contract.algorithm = Algorithm::Chain;
-        }
-    }
-
-    /// Makes the ranks compare the lengths of uneven parts.
-    pub(super) fn set_counts(&mut self, counts: Option<&[usize]>) {
-        self.request.contract.layout = counts.map_or(0, |counts| layout_digest(counts.iter().copied()));
-    }
 }
 
-/// Returns a digest of the lengths of uneven parts. The ranks compare their digests to detect that they pass different lengths.
-/// The digest is never 0, which stands for even parts.
+/// Returns a digest with which the ranks compare the lengths of uneven parts. It is never 0, which stands for even parts.
 pub(super) fn layout_digest(counts: impl IntoIterator<Item = usize>) -> u32 {
     let bytes: Vec<u8> = counts.into_iter().flat_map(|count| (count as u64).to_le_bytes()).collect();
     (crate::wire::crc32c(&bytes) & !COMPRESSED_LAYOUT).max(1)

@@ -15,7 +15,6 @@ const PING_PONGS_MAX: usize = 2000;
 const SMALL_ERROR_NS: i64 = 10_000;
 /// Rank 0 exchanges no more messages with a rank after this time.
 const EXCHANGE_TIME_MAX: Duration = Duration::from_millis(50);
-/// The tag of the messages.
 pub(super) const CLOCK_TAG: u32 = 0;
 /// The content of a message that asks for the time, and of the last message.
 const ASK: u8 = 1;
@@ -47,7 +46,6 @@ impl Group {
         Ok(ClockOffset { time_ns, offset_ns, error_ns })
     }
 
-    /// Exchanges messages with a rank, and returns the difference between its clock and the clock of this rank.
     fn measure_clock_of(&self, peer: Rank, recorder: &Recorder) -> Result<ClockOffset, Error> {
         let (started, mut best) =
             (recorder.now(), ClockOffset { error_ns: i64::MAX, ..ClockOffset::default() });

@@ -47,8 +47,7 @@ impl Group {
 }
 
 impl<V> Collective<'_, V> {
-    /// Runs the collective in place. Returns the range of the buffer that holds this rank's result. The range is empty if this
-    /// rank gets no result.
+    /// Runs the collective in place. Returns the range of the buffer that holds this rank's result; it is empty without a result.
     ///
     /// # Errors
     ///
@@ -65,7 +64,7 @@ impl<V> Collective<'_, V> {
         let Places { count, input, result, access, start, .. } = planned.places.clone();
         let Some(start) = start else {
             let mut memory = verb.fill(&planned.places, elements)?;
-            group.run_planned((&mut planned, site), &mut memory)?;
+            group.run(&mut planned.call, &mut memory)?;
             group.keep_plan(planned);
             let result = &memory[result];
             elements[..result.len()].copy_from_slice(result);
@@ -76,9 +75,9 @@ impl<V> Collective<'_, V> {
         match access {
             MemoryAccess::Sent => {
                 let sent = bytemuck::cast_slice::<B::Element, u8>(memory);
-                group.run_planned_on_bytes((&mut planned, site), sent.into())?;
+                group.run_on_bytes(&mut planned.call, sent.into())?;
             }
-            _ => group.run_planned((&mut planned, site), memory)?,
+            _ => group.run(&mut planned.call, memory)?,
         }
         group.keep_plan(planned);
         Ok(start + result.start..start + result.end)
@@ -99,13 +98,13 @@ impl<V> Collective<'_, V> {
         let mut planned = group.plan_call(&verb, input.len(), site)?;
         if let MemoryAccess::Written = planned.places.access {
             let mut memory = verb.fill(&planned.places, input)?;
-            group.run_planned((&mut planned, site), &mut memory)?;
+            group.run(&mut planned.call, &mut memory)?;
             let result = planned.places.result.clone();
             group.keep_plan(planned);
             return Ok(keep_range(memory, result));
         }
         let mut output = zeroed(planned.places.result.len())?;
-        run_without_copy(group, (&mut planned, site), input, &mut output)?;
+        run_without_copy(group, &mut planned, input, &mut output)?;
         group.keep_plan(planned);
         Ok(output)
     }
@@ -141,15 +140,15 @@ impl<V> Collective<'_, V> {
             MemoryAccess::Written if output.len() == places.count && places.result == (0..places.count) => {
                 copy_part(group, output, &places.input, input);
                 verb.prepare(&mut output[places.input.clone()]);
-                group.run_planned((&mut planned, site), output)?;
+                group.run(&mut planned.call, output)?;
             }
             MemoryAccess::Written => {
                 let mut memory = verb.fill(places, input)?;
-                group.run_planned((&mut planned, site), &mut memory)?;
+                group.run(&mut planned.call, &mut memory)?;
                 let result = &memory[planned.places.result.clone()];
                 output[..result.len()].copy_from_slice(result);
             }
-            _ => run_without_copy(group, (&mut planned, site), input, output)?,
+            _ => run_without_copy(group, &mut planned, input, output)?,
         }
         group.keep_plan(planned);
         Ok(())
@@ -187,8 +186,7 @@ impl<V> Collective<'_, V> {
         }))
     }
 
-    /// Begins the collective on a copy of `input`. The handle returns this rank's result. The vector is empty if this rank
-    /// gets no result.
+    /// Begins the collective on a copy of `input`. The handle returns this rank's result, which is empty if this rank gets none.
     ///
     /// # Errors
     ///
@@ -219,22 +217,21 @@ fn used_input<'a, I: Input + ?Sized>(
 /// Runs a call that does not write to its input.
 fn run_without_copy<T: Element>(
     group: &mut Group,
-    (planned, site): (&mut Plan, Site),
+    Plan { call, places, .. }: &mut Plan,
     input: &[T],
     output: &mut [T],
 ) -> Result<(), Error> {
     let input_bytes = bytemuck::cast_slice::<T, u8>(input);
-    if let MemoryAccess::InputThenOutput(own_input, own_output) = &planned.places.access {
+    if let MemoryAccess::InputThenOutput(own_input, own_output) = &places.access {
         copy_part(group, output, own_output, &input[own_input.clone()]);
         let output_bytes = bytemuck::cast_slice_mut::<T, u8>(output);
-        return group.run_planned_on_bytes((planned, site), (input_bytes, output_bytes).into());
+        return group.run_on_bytes(call, (input_bytes, output_bytes).into());
     }
-    group.run_planned_on_bytes((planned, site), input_bytes.into())?;
-    copy_part(group, output, &(0..output.len()), &input[planned.places.result.clone()]);
+    group.run_on_bytes(call, input_bytes.into())?;
+    copy_part(group, output, &(0..output.len()), &input[places.result.clone()]);
     Ok(())
 }
 
-/// Copies a part of the input to its place in the output.
 fn copy_part<T: Element>(group: &Group, output: &mut [T], place: &Range<usize>, part: &[T]) {
     let ranks = if group.host_rounds.is_some() { group.world.as_usize() } else { 1 };
     let bytes_of_all_ranks = size_of_val(output) * ranks;
@@ -242,8 +239,7 @@ fn copy_part<T: Element>(group: &Group, output: &mut [T], place: &Range<usize>, 
     copy_to_buffer(target, bytemuck::cast_slice(part), bytes_of_all_ranks);
 }
 
-/// Keeps only this range of the elements. This function moves the elements within the vector, because new memory would cost a
-/// page fault for every 4 KiB.
+/// Keeps only this range of the elements. New memory would cost a page fault for every 4 KiB.
 fn keep_range<T>(mut elements: Vec<T>, range: Range<usize>) -> Vec<T> {
     elements.truncate(range.end);
     elements.drain(..range.start);

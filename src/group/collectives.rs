@@ -1,5 +1,4 @@
-//! Short forms of the collectives that programs call most. In shared memory, such a call runs at once if the group has kept its
-//! plan.
+//! Short forms of frequent collectives. In shared memory, such a call runs at once if the group has kept its plan.
 
 use std::ops::Range;
 
@@ -8,7 +7,6 @@ use super::kept_plan::{Plan, PlanKey};
 use super::verb_plans::Barrier;
 use super::verbs::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, Scan};
 use super::{Buffer, Error, Group, Handle, OwnedBuffer};
-use crate::engine::OperationRequest;
 use crate::runtime::buffer::BufferAccess;
 use crate::types::{Element, Operation, Rank, ReduceOp, Site};
 
@@ -137,56 +135,29 @@ impl Group {
     ) -> Option<Result<(), Error>> {
         let (dtype, count, is_in_place) = (T::DTYPE, elements.len(), true);
         let key = PlanKey { operation, reduction, root, named_count: 0, dtype, count, is_in_place };
-        let mut kept = self.kept_plans.take(key)?;
-        let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
-        let result = self.run_planned_on_bytes((&mut kept, site), bytes.into());
+        let mut kept = self.take_kept(key, site)?;
+        let result = self.run_on_bytes(&mut kept.call, bytemuck::cast_slice_mut::<T, u8>(elements).into());
         self.kept_plans.keep(kept);
         Some(result)
     }
 
-    /// Runs a planned call on the bytes of its buffer, and waits until it is complete.
-    pub(super) fn run_planned_on_bytes(
-        &mut self,
-        (plan, site): (&mut Plan, Site),
-        bytes: BufferAccess<'_>,
-    ) -> Result<(), Error> {
-        let timeout = self.timeout;
-        if let (Some(short), Some(job), Some(host_rounds)) = (&plan.short, &self.job, &mut self.host_rounds) {
-            let Call { spec, request, kernels, .. } = &plan.call;
-            let as_operation = || (OperationRequest { timeout, site, ..*request }, (spec, kernels.clone()));
-            return job.driver.run_short(host_rounds, (short, site), as_operation, bytes);
-        }
-        (plan.call.request.timeout, plan.call.request.site) = (timeout, site);
-        self.run_on_bytes(&mut plan.call, bytes)
+    /// Takes the plan of a call on this line, if the group has kept one.
+    #[inline]
+    pub(super) fn take_kept(&mut self, key: PlanKey, site: Site) -> Option<Box<Plan>> {
+        let mut kept = self.kept_plans.take(|kept| kept.key == Some(key))?;
+        (kept.call.request.timeout, kept.call.request.site) = (self.timeout, site);
+        Some(kept)
     }
 
-    /// Returns an error if `root` is not a rank of the group.
+    pub(super) fn run_on_bytes(&mut self, call: &mut Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
+        if let (Some(short), Some(job), Some(host_rounds)) = (&call.short, &self.job, &mut self.host_rounds) {
+            let Call { spec, request, kernels, .. } = &*call;
+            return job.driver.run_short(host_rounds, (short, request), (spec, kernels), bytes);
+        }
+        self.run_operation(call, bytes)
+    }
+
     pub(super) fn check_root(&self, root: Rank) -> Result<(), Error> {
         if self.world.contains(root) { Ok(()) } else { Err(Error::InvalidRoot { root, world: self.world }) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::types::DType;
-
-    /// If `main` returns an error, Rust prints the error with `Debug`.
-    #[test]
-    fn debug_prints_the_same_as_display() {
-        let cause = crate::wire::Cause::PeerLeft { rank: Rank::new(1), host: "h".into() };
-        let error = Error::Failed { cause, reported_by: Some(Rank::new(2)) };
-        assert_eq!(format!("{error:?}"), error.to_string());
-        assert!(error.to_string().starts_with("rank 1 on h closed its group"), "{error}");
-    }
-
-    #[test]
-    fn the_error_of_an_undefined_reduction_names_the_types_that_have_it() {
-        let text = |op, dtype| Error::Unsupported { op, dtype }.to_string();
-        assert_eq!(
-            text(ReduceOp::Max, DType::F32Loc),
-            "max on f32_loc is not defined: it takes plain numbers"
-        );
-        assert_eq!(text(ReduceOp::BitOr, DType::F16), "bor on f16 is not defined: it takes integers");
     }
 }

@@ -20,8 +20,7 @@ use crate::runtime::error_feedback::{CompressorState, ErrorMemory};
 ///
 /// With [`Compression::Auto`], the compressor chooses a codec by measurement. Its [`report`](Self::report) says which one.
 ///
-/// A clone refers to the same memory. Use a compressor for one buffer only, and in one call at a time. A [`Compression`] that is
-/// passed directly has no memory.
+/// A clone refers to the same memory. Use a compressor for one buffer and in one call at a time. A [`Compression`] has no memory.
 ///
 /// ```
 /// use ringtrain::verbs::AllReduce;
@@ -56,14 +55,12 @@ pub(super) struct ChoiceAndMeasurement {
 
 pub(super) type Measurement = Box<dyn FnOnce(&mut AutoChoice) -> Result<(), Error> + Send>;
 
-/// Measures the time of a call.
 pub(super) struct CallTimer {
     pub(super) choice: SharedChoice,
     pub(super) began: Timestamp,
 }
 
 impl CallTimer {
-    /// Ends the measurement of a call that ended at this time.
     pub(super) fn stop(self, ended: Timestamp) {
         self.choice.lock().choice.record_time(ended.saturating_sub(self.began).as_secs_f32());
     }

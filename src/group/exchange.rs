@@ -1,5 +1,4 @@
-//! How the ranks of a job exchange their addresses: at the rendezvous of `ringrun`, or at that of rank 0, if the ranks have a
-//! peers file or another launcher.
+//! How the ranks of a job exchange their addresses: at the rendezvous of `ringrun`, or at that of rank 0.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -8,9 +7,8 @@ use std::thread::available_parallelism;
 
 use super::options::JoinOptions;
 use crate::rendezvous::{
-    DiscoveredRank, JoinMethod, LaunchedRank, Member, PeersFile, Registration, RendezvousHost, Roster,
-    SharedSettings, StartError, host_name, is_loopback, machine_id, register, resolve_host, serve,
-    user_secret,
+    JoinMethod, Member, PeersFile, Registration, RendezvousHost, Roster, SharedSettings, StartError,
+    host_name, is_loopback, machine_id, register, resolve_host, serve, user_secret,
 };
 use crate::transport::handshake::Identity;
 use crate::transport::listener::Listener;
@@ -18,35 +16,28 @@ use crate::transport::tcp::SocketOptions;
 use crate::types::{Rank, WorldSize};
 use crate::wire::{Secret, handshake};
 
-/// What a rank has after the exchange.
 pub(super) struct Exchanged {
     pub(super) rank: Rank,
     pub(super) listener: Listener,
-    /// The addresses and settings of all ranks.
     pub(super) roster: Roster,
     /// The address of rank 0's host, which applies to all ranks in the roster whose address has no IP address.
     pub(super) host_of_rank_0: Option<IpAddr>,
 }
 
-/// Exchanges addresses and settings with the other ranks. Returns `None` for a job of one rank.
 pub(super) fn exchange(
     options: &JoinOptions,
     sockets: &SocketOptions,
 ) -> Result<Option<Exchanged>, StartError> {
+    let new = |id, peers_digest| Exchange::new(options, sockets, (id, peers_digest));
     match &options.method {
-        JoinMethod::Peers { file, rank, bind } if file.world() != WorldSize::ONE => {
-            let exchange = Exchange::new(options, sockets, (*rank, file.world()), ([0; 16], file.digest()));
-            exchange.with_peers_file(file, *bind).map(Some)
+        JoinMethod::Peers { file, bind, .. } if file.world() != WorldSize::ONE => {
+            new([0; 16], file.digest()).with_peers_file(file, *bind).map(Some)
         }
         JoinMethod::Launched(launched) if launched.world != WorldSize::ONE => {
-            let &LaunchedRank { rank, world, job_id, .. } = launched;
-            let exchange = Exchange::new(options, sockets, (rank, world), (job_id, [0; 32]));
-            exchange.at_launcher(launched.rendezvous, launched.listen).map(Some)
+            new(launched.job_id, [0; 32]).at_launcher(launched.rendezvous, launched.listen).map(Some)
         }
         JoinMethod::Discovered(discovered) => {
-            let &DiscoveredRank { rank, world, job_id, .. } = discovered;
-            let exchange = Exchange::new(options, sockets, (rank, world), (job_id, [0; 32]));
-            exchange.at_rank_0(&discovered.host, discovered.port).map(Some)
+            new(discovered.job_id, [0; 32]).at_rank_0(&discovered.host, discovered.port).map(Some)
         }
         _ => Ok(None),
     }
@@ -64,7 +55,6 @@ pub(super) fn user_secret_if_needed(options: &JoinOptions) -> Result<Option<Secr
     }
 }
 
-/// A rank that exchanges addresses and settings with the other ranks.
 struct Exchange<'a> {
     options: &'a JoinOptions,
     sockets: &'a SocketOptions,
@@ -77,15 +67,14 @@ impl<'a> Exchange<'a> {
     fn new(
         options: &'a JoinOptions,
         sockets: &'a SocketOptions,
-        (rank, world): (Rank, WorldSize),
         (id, peers_digest): ([u8; 16], [u8; 32]),
     ) -> Self {
+        let (rank, world) = options.method.rank_and_world();
         let job = handshake::Job { id, world: world.get(), peers_digest };
         let identity = Identity { secret: options.secret.clone(), job, rank: Some(rank) };
         Self { options, sockets, rank, world, identity }
     }
 
-    /// The addresses of the ranks are in a peers file. Rank 0 serves the rendezvous.
     fn with_peers_file(&self, file: &PeersFile, bind: Option<IpAddr>) -> Result<Exchanged, StartError> {
         let Self { rank, world, .. } = *self;
         if !world.contains(rank) {
@@ -108,7 +97,6 @@ impl<'a> Exchange<'a> {
         Ok(Exchanged { rank, listener, roster, host_of_rank_0: None })
     }
 
-    /// `ringrun` serves the rendezvous.
     fn at_launcher(&self, rendezvous: SocketAddr, listen: Option<IpAddr>) -> Result<Exchanged, StartError> {
         if !is_loopback(rendezvous.ip()) {
             self.check_secret(rendezvous)?;
@@ -131,8 +119,7 @@ impl<'a> Exchange<'a> {
             self.check_secret(address)?;
         }
         if rank == Rank::ZERO {
-            // The name of this host may have a loopback address on this host. So rank 0 listens on all addresses, and the other
-            // ranks use the address at which they have reached it.
+            // On this host, its name may be a loopback address. So rank 0 listens on all addresses.
             let listen_at = if has_several_hosts { unspecified(ip) } else { ip };
             let address = SocketAddr::new(listen_at, port);
             let mut listener = self.listen(address).map_err(|error| match error {
@@ -140,13 +127,12 @@ impl<'a> Exchange<'a> {
                 error => error,
             })?;
             let own = (rank, self.own_member(address));
-            let roster =
-                serve(&mut listener, world, own, options.start_timeout, |rank| format!("rank {rank}"))?;
+            let name = |rank| format!("rank {rank}");
+            let roster = serve(&mut listener, world, own, options.start_timeout, name)?;
             let loopback = if ip.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
             return Ok(Exchanged { rank, listener, roster, host_of_rank_0: Some(loopback) });
         }
-        // A rank that reaches rank 0 at a loopback address is on the host of rank 0. The ranks of other hosts reach both in the
-        // same way.
+        // A rank that reaches rank 0 at a loopback address is on its host. The ranks of other hosts reach both in the same way.
         let listen_at =
             |local: IpAddr| if has_several_hosts && is_loopback(local) { unspecified(local) } else { local };
         let (listener, roster) =
@@ -154,12 +140,10 @@ impl<'a> Exchange<'a> {
         Ok(Exchanged { rank, listener, roster, host_of_rank_0: Some(ip) })
     }
 
-    /// Returns an error if the job, which uses this address, has no secret.
     fn check_secret(&self, address: SocketAddr) -> Result<(), StartError> {
         if self.options.secret.is_none() { Err(StartError::NeedsSecret { address }) } else { Ok(()) }
     }
 
-    /// Returns what this rank needs to register at the rendezvous of `server`, which has this address.
     fn registration(&self, address: SocketAddr, server: &str) -> Registration<'_> {
         let Self { options, rank, world, ref identity, .. } = *self;
         let (server_name, start_timeout) = (server.into(), options.start_timeout);
@@ -189,7 +173,6 @@ impl<'a> Exchange<'a> {
         Ok((listener, roster))
     }
 
-    /// Returns what this rank registers about itself. `address` is the address on which it listens.
     fn own_member(&self, address: SocketAddr) -> Member {
         let machine = machine_id(self.options.host_id.as_deref());
         Member { host: host_name(), machine, address, shared: shared_settings(self.options) }
@@ -201,26 +184,26 @@ impl<'a> Exchange<'a> {
         let Some(ports) = self.options.ports else { return self.listen(any_port) };
         // The ranks of a host begin with different ports, so that they seldom try the same port.
         let socket = ports.listen(rank.get(), |port| self.sockets.listen(SocketAddr::new(ip, port)));
-        let socket = socket.map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => {
-                StartError::PortsInUse { process: format!("rank {rank}"), host: host_name(), ports, ip }
-            }
-            _ => StartError::CannotListen { address: any_port, rank, source },
-        })?;
-        self.new_listener(socket)
+        let in_use = StartError::PortsInUse { process: format!("rank {rank}"), host: host_name(), ports, ip };
+        self.new_listener(socket, any_port, in_use)
     }
 
-    /// Opens the port on which this rank accepts connections.
     fn listen(&self, address: SocketAddr) -> Result<Listener, StartError> {
-        let rank = self.rank;
-        let listener = self.sockets.listen(address).map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => StartError::PortInUse { address, rank },
-            _ => StartError::CannotListen { address, rank, source },
-        })?;
-        self.new_listener(listener)
+        let in_use = StartError::PortInUse { address, rank: self.rank };
+        self.new_listener(self.sockets.listen(address), address, in_use)
     }
 
-    fn new_listener(&self, socket: TcpListener) -> Result<Listener, StartError> {
+    /// Returns the listener on a socket, or the error why there is none.
+    fn new_listener(
+        &self,
+        socket: io::Result<TcpListener>,
+        address: SocketAddr,
+        in_use: StartError,
+    ) -> Result<Listener, StartError> {
+        let socket = socket.map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => in_use,
+            _ => StartError::CannotListen { address, rank: self.rank, source },
+        })?;
         let listener = Listener::new(socket, self.identity.clone());
         listener.map_err(|source| StartError::System { what: "an event queue", source })
     }
@@ -231,8 +214,7 @@ fn unspecified(ip: IpAddr) -> IpAddr {
     if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
-/// Returns the number of processors that the ranks of this host have. A launcher that binds ranks to processors sets the
-/// number.
+/// Returns the number of processors of the ranks of this host. A launcher that binds ranks to processors sets the number.
 pub(super) fn local_processors(options: &JoinOptions) -> u32 {
     let from_launcher = match &options.method {
         JoinMethod::Launched(launched) => launched.local_processors,
@@ -241,7 +223,6 @@ pub(super) fn local_processors(options: &JoinOptions) -> u32 {
     from_launcher.unwrap_or_else(|| available_parallelism().map_or(1, NonZero::get) as u32)
 }
 
-/// Returns the settings that this rank sends to the other ranks.
 fn shared_settings(options: &JoinOptions) -> SharedSettings {
     SharedSettings {
         segment_bytes: options.segment_bytes,

@@ -8,8 +8,7 @@ use super::state::SharedJob;
 use crate::engine::OpId;
 use crate::runtime::driver::OperationOutput;
 
-/// If handles belong to several jobs, a thread waits for the operations of one job for this time before it waits for those of
-/// the next job.
+/// If handles belong to several jobs, a thread waits for each job in turn for this time.
 const JOB_WAIT: Duration = Duration::from_millis(1);
 
 /// An asynchronous operation. It owns its buffer and makes progress while the caller does other work.
@@ -17,51 +16,36 @@ const JOB_WAIT: Duration = Duration::from_millis(1);
 /// If you drop the handle, the operation continues and its result is discarded. The other ranks do not notice. A receive
 /// that has not matched a message is cancelled, as by [`Handle::cancel`].
 #[must_use = "wait for the operation to get its result"]
-pub struct Handle<R>(HandleState<R>);
+pub struct Handle<R>(Option<HandleState<R>>);
 
+/// `None` in a [`Handle`] after the result was taken or the operation was cancelled.
 enum HandleState<R> {
-    /// The operation had ended when the handle was created.
     Ready(Result<R, Error>),
-    Pending(Pending<R>),
-    /// The result has been taken, or the operation was cancelled.
-    Taken,
+    Pending(Arc<SharedJob>, OpId, MakeResult<R>),
 }
 
-/// An asynchronous operation like that of a [`Handle`]. It does not keep the job alive. `None` after [`WeakHandle::upgrade`], and
-/// if the result was ready.
+/// Like a [`Handle`], but does not keep the job alive. `None` after [`WeakHandle::upgrade`], and if the result was ready.
 pub(super) struct WeakHandle<R>(Option<(Weak<SharedJob>, OpId, MakeResult<R>)>);
-
-/// An active operation of a job, and the function that makes the result from its output.
-struct Pending<R> {
-    job: Arc<SharedJob>,
-    id: OpId,
-    make_result: MakeResult<R>,
-}
 
 type MakeResult<R> = Box<dyn FnOnce(OperationOutput) -> Result<R, Error> + Send>;
 
 impl<R> Handle<R> {
-    /// Returns a handle whose operation has already ended.
     pub(super) fn ready(result: Result<R, Error>) -> Self {
-        Self(HandleState::Ready(result))
+        Self(Some(HandleState::Ready(result)))
     }
 
-    /// Returns the handle of an active operation. `make_result` makes the result from the operation's output.
     pub(super) fn pending(
         job: Arc<SharedJob>,
         id: OpId,
         make_result: impl FnOnce(OperationOutput) -> Result<R, Error> + Send + 'static,
     ) -> Self {
-        Self(HandleState::Pending(Pending { job, id, make_result: Box::new(make_result) }))
+        Self(Some(HandleState::Pending(job, id, Box::new(make_result))))
     }
 
-    /// Returns a handle that does not keep the job alive.
     pub(super) fn downgrade(mut self) -> WeakHandle<R> {
-        WeakHandle(match std::mem::replace(&mut self.0, HandleState::Taken) {
-            HandleState::Pending(Pending { job, id, make_result }) => {
-                Some((Arc::downgrade(&job), id, make_result))
-            }
-            HandleState::Ready(_) | HandleState::Taken => None,
+        WeakHandle(match self.0.take() {
+            Some(HandleState::Pending(job, id, make_result)) => Some((Arc::downgrade(&job), id, make_result)),
+            Some(HandleState::Ready(_)) | None => None,
         })
     }
 
@@ -70,33 +54,30 @@ impl<R> Handle<R> {
     where
         R: 'static,
     {
-        Handle(match std::mem::replace(&mut self.0, HandleState::Taken) {
+        Handle(self.0.take().map(|state| match state {
             HandleState::Ready(result) => HandleState::Ready(result.and_then(then)),
-            HandleState::Pending(Pending { job, id, make_result }) => {
-                let make_result = Box::new(|output| make_result(output).and_then(then));
-                HandleState::Pending(Pending { job, id, make_result })
+            HandleState::Pending(job, id, make_result) => {
+                HandleState::Pending(job, id, Box::new(|output| make_result(output).and_then(then)))
             }
-            HandleState::Taken => HandleState::Taken,
-        })
+        }))
     }
 
     /// Returns whether the operation has ended, with success or failure. If this method returns true, [`Handle::wait`]
     /// returns at once. The call also does all work of the job that needs no waiting.
     pub fn test(&self) -> bool {
         match &self.0 {
-            HandleState::Pending(Pending { job, id, .. }) => job.driver.test(*id),
-            HandleState::Ready(_) | HandleState::Taken => true,
+            Some(HandleState::Pending(job, id, _)) => job.driver.test(*id),
+            Some(HandleState::Ready(_)) | None => true,
         }
     }
 
-    /// Cancels a receive that has not matched a message, and returns true (`MPI_Cancel`). Waiting for a cancelled receive
-    /// returns [`Error::Taken`]. For every other operation, returns false, and the operation continues, because other
-    /// ranks depend on it.
+    /// Cancels a receive that has not matched a message, and returns true (`MPI_Cancel`). Waiting for a cancelled receive returns
+    /// [`Error::Taken`]. Every other operation continues, because other ranks depend on it, and this method returns false.
     pub fn cancel(&mut self) -> bool {
-        let HandleState::Pending(Pending { job, id, .. }) = &self.0 else { return false };
+        let Some(HandleState::Pending(job, id, _)) = &self.0 else { return false };
         let is_cancelled = job.driver.core().cancel(*id, job.driver.now());
         if is_cancelled {
-            self.0 = HandleState::Taken;
+            self.0 = None;
         }
         is_cancelled
     }
@@ -107,12 +88,11 @@ impl<R> Handle<R> {
     ///
     /// The operation's error, for example if it missed its deadline.
     pub fn wait(mut self) -> Result<R, Error> {
-        match std::mem::replace(&mut self.0, HandleState::Taken) {
+        match self.0.take().ok_or(Error::Taken)? {
             HandleState::Ready(result) => result,
-            HandleState::Pending(Pending { job, id, make_result }) => {
+            HandleState::Pending(job, id, make_result) => {
                 make_result(job.driver.wait(id, None).unwrap_or(Err(Error::Taken))?)
             }
-            HandleState::Taken => Err(Error::Taken),
         }
     }
 
@@ -132,7 +112,7 @@ impl<R> WeakHandle<R> {
     pub(super) fn upgrade(mut self) -> Option<Handle<R>> {
         let (job, id, make_result) = self.0.take()?;
         let job = job.upgrade()?;
-        Some(Handle(HandleState::Pending(Pending { job, id, make_result })))
+        Some(Handle(Some(HandleState::Pending(job, id, make_result))))
     }
 }
 
@@ -148,7 +128,7 @@ impl<R> Drop for WeakHandle<R> {
 
 impl<R> Drop for Handle<R> {
     fn drop(&mut self) {
-        if let HandleState::Pending(Pending { job, id, .. }) = &self.0 {
+        if let Some(HandleState::Pending(job, id, _)) = &self.0 {
             job.driver.core().discard_result(*id, job.driver.now());
         }
     }
@@ -161,13 +141,6 @@ impl<R> Drop for Handle<R> {
 /// The first failure. When this function returns, all operations have ended, because a failure ends the job.
 pub fn wait_all<R>(handles: impl IntoIterator<Item = Handle<R>>) -> Result<Vec<R>, Error> {
     handles.into_iter().map(Handle::wait).collect()
-}
-
-/// The handles of one job: their indices in the list, and their operations.
-struct JobHandles<'a> {
-    job: &'a Arc<SharedJob>,
-    indices: Vec<usize>,
-    operations: Vec<OpId>,
 }
 
 /// Waits until one of the operations has ended, at most for `timeout`. Returns the index of the operation's handle. Returns
@@ -192,27 +165,25 @@ struct JobHandles<'a> {
 /// # Ok::<(), ringtrain::Error>(())
 /// ```
 pub fn wait_any<R>(handles: &[Handle<R>], timeout: Option<Duration>) -> Option<usize> {
-    let mut jobs: Vec<JobHandles<'_>> = Vec::new();
+    // For each job: the indices of its handles, and their operations.
+    let mut jobs: Vec<(&Arc<SharedJob>, Vec<usize>, Vec<OpId>)> = Vec::new();
     for (index, handle) in handles.iter().enumerate() {
-        let HandleState::Pending(Pending { job, id, .. }) = &handle.0 else { return Some(index) };
-        match jobs.iter_mut().find(|known| Arc::ptr_eq(known.job, job)) {
-            Some(known) => {
-                known.indices.push(index);
-                known.operations.push(*id);
+        let Some(HandleState::Pending(job, id, _)) = &handle.0 else { return Some(index) };
+        match jobs.iter_mut().find(|(known, ..)| Arc::ptr_eq(known, job)) {
+            Some((_, indices, operations)) => {
+                indices.push(index);
+                operations.push(*id);
             }
-            None => jobs.push(JobHandles { job, indices: vec![index], operations: vec![*id] }),
+            None => jobs.push((job, vec![index], vec![*id])),
         }
     }
     let started = Instant::now();
     loop {
         let remaining = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
-        for JobHandles { job, indices, operations } in &jobs {
+        for (job, indices, operations) in &jobs {
             // With several jobs, wait only a short time for each job in turn.
-            let job_timeout = if jobs.len() == 1 {
-                remaining
-            } else {
-                Some(remaining.map_or(JOB_WAIT, |remaining| remaining.min(JOB_WAIT)))
-            };
+            let job_timeout =
+                if jobs.len() == 1 { remaining } else { Some(remaining.unwrap_or(JOB_WAIT).min(JOB_WAIT)) };
             let until = job_timeout.map(|timeout| job.driver.now().saturating_add(timeout));
             if let Some(position) = job.driver.wait_any(operations, until) {
                 return indices.get(position).copied();

@@ -56,7 +56,6 @@ impl Group {
         start_group(origin, (self.rank, roster), epoch, |_, _| transport)
     }
 
-    /// Connects the ranks of this group for an isolated group. Returns the list of its ranks, and its transport.
     fn connect_isolated(
         &mut self,
         job: &SharedJob,
@@ -92,8 +91,7 @@ impl Group {
         Ok((roster, transport))
     }
 
-    /// Dials the higher ranks of an isolated group. Returns when all ranks have done so. Meanwhile, the port of this rank accepts
-    /// the connections of the lower ranks.
+    /// Dials the higher ranks of an isolated group, and accepts the connections of the lower ranks, until all ranks have dialed.
     fn open_isolated_links(
         &mut self,
         transport: &mut TcpTransport,

@@ -1,6 +1,6 @@
-//! How a rank joins its job: it listens, exchanges addresses with the other ranks, opens links to its neighbours, and passes a
-//! barrier, which shows that all links work.
+//! How a rank joins its job: it listens, exchanges addresses, opens links to its neighbours, and passes a barrier.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,12 +13,9 @@ use super::streams::Streams;
 use super::{Error, Group, tune};
 use crate::engine::Settings;
 use crate::rendezvous::{JoinMethod, Roster, SharedSettings, StartError, host_name};
-use crate::runtime::driver::{Core, Driver};
 use crate::runtime::failure_report::FailureReporter;
-use crate::runtime::link_driver::LinkDriver;
 use crate::transport::handshake::Identity;
 use crate::transport::listener::Listener;
-use crate::transport::local_links::LinkTransport;
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, SocketOptions, TcpTransport};
 use crate::types::{Rank, SETUP_GROUP, WorldSize};
 use crate::wire::frame::SEGMENT_BYTES_MAX;
@@ -28,13 +25,11 @@ use crate::wire::{Cause, Secret};
 /// The bytes of each rank's chunk of a block in an all-reduce on the ring. To send a chunk takes much longer than the latency of
 /// a network. Between its reduction and its copy, a block still fits into the last-level cache.
 pub(super) const CHUNK_BYTES: usize = 2 << 20;
-/// The value of [`CHUNK_BYTES`] if all ranks are on one host and each rank has its own processor. In this case latency does not
-/// matter, and a block fits into the L2 cache.
+/// The value of [`CHUNK_BYTES`] if all ranks are on one host and have their own processors. A block then fits into the L2 cache.
 const CHUNK_BYTES_LOCAL: usize = 256 << 10;
 
 impl Group {
-    /// Joins the job that the options describe. Returns when every rank is connected to its two neighbours in rank
-    /// order.
+    /// Joins the job that the options describe. Returns when the rank is connected to its two neighbours in rank order.
     ///
     /// # Errors
     ///
@@ -71,7 +66,6 @@ impl Group {
     }
 }
 
-/// Joins the job that the options describe. `failure_reporter` reports later failures of the job.
 fn join_and_report(
     options: &JoinOptions,
     failure_reporter: Option<FailureReporter>,
@@ -128,25 +122,17 @@ pub(super) fn start_group(
         roster.replace_unspecified_hosts(host);
     }
     let sockets = create_transport(roster.addresses(), streams.initial_count());
-    let congestion = sockets.congestion().map(str::to_owned);
-    let transport = LinkTransport::new(sockets, world);
     let settings = Settings {
         rank,
         segment_bytes: shared.segment_bytes,
         checked_links: roster.links_with_checksums(rank),
         host_names: roster.hosts(),
     };
-    let core = Core::new(LinkDriver::new(settings, transport), origin.failure_reporter.clone());
-    let JoinOptions { interrupt, operation_timeout, transport, ref algorithms, .. } = origin.options;
+    let JoinOptions { operation_timeout, transport, ref algorithms, .. } = origin.options;
     let own_selection = (transport, algorithms.to_string());
-    let driver = Driver::new(core, epoch, origin.ranks_per_processor, interrupt)
+    let counts = (chunk_bytes, streams.initial_count());
+    let job = SharedJob::new((sockets, settings), epoch, counts, Some(origin))
         .map_err(|source| StartError::System { what: "an event queue", source })?;
-    let job = SharedJob {
-        congestion,
-        streams: streams.initial_count(),
-        origin: Some(origin),
-        ..SharedJob::new(driver, chunk_bytes)
-    };
     let mut group = Group {
         job: Some(Arc::new(job)),
         id: 0,
@@ -169,25 +155,20 @@ pub(super) fn start_group(
 
 /// Creates a job of this process alone, which carries messages of the process to itself. It has no port.
 pub(super) fn create_self_job() -> Result<SharedJob, Error> {
-    let refused = |what, detail: String| Error::System { what, detail };
     let sockets = SocketOptions::new(&CongestionControl::Host, OPERATION_TIMEOUT)
-        .map_err(|detail| refused("socket options", detail))?;
+        .map_err(|detail| Error::System { what: "socket options", detail })?;
+    let refused = |error: io::Error| Error::System { what: "an event queue", detail: error.to_string() };
     let job = handshake::Job { id: rand::random(), world: 1, peers_digest: [0; 32] };
     let identity = Identity { secret: Secret::none(), job, rank: Some(Rank::ZERO) };
-    let listener =
-        Listener::without_port(identity).map_err(|error| refused("an event queue", error.to_string()))?;
+    let listener = Listener::without_port(identity).map_err(refused)?;
     let sockets = TcpTransport::new(listener, Rank::ZERO, Vec::new(), sockets, 1);
-    let transport = LinkTransport::new(sockets, WorldSize::ONE);
     let settings = Settings {
         rank: Rank::ZERO,
         segment_bytes: SEGMENT_BYTES,
         checked_links: vec![false],
         host_names: vec![host_name()],
     };
-    let core = Core::new(LinkDriver::new(settings, transport), None);
-    let driver = Driver::new(core, Instant::now(), 1, None)
-        .map_err(|error| refused("an event queue", error.to_string()))?;
-    Ok(SharedJob::new(driver, CHUNK_BYTES))
+    SharedJob::new((sockets, settings), Instant::now(), (CHUNK_BYTES, 1), None).map_err(refused)
 }
 
 /// Runs the setup of a group with its own group number and its own timeout. All ranks already accept connections, so the timeout
@@ -204,7 +185,6 @@ fn run_setup(
     result.map_err(|error| start_error(&error))
 }
 
-/// Converts the error of an operation that the ranks run to start a job.
 pub(super) fn start_error(error: &Error) -> StartError {
     match error.cause() {
         Some(Cause::PeerLost { rank, host, seen_by, detail }) => {

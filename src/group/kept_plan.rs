@@ -1,14 +1,10 @@
-//! The plans of collectives in shared memory that a group keeps, and what identifies them. In shared memory, a short collective
-//! takes less time than its plan, and a program repeats most of its collectives.
+//! The plans of collectives, and what identifies a plan that a group keeps. In shared memory, a short collective takes less time
+//! than its plan, and a program repeats most of its collectives.
 
 use std::ops::Range;
 
 use super::call::Call;
-use crate::runtime::host_rounds::short::ShortCall;
 use crate::types::{DType, Operation, Rank, ReduceOp};
-
-/// The most plans that a group keeps.
-const KEPT_MAX: usize = 32;
 
 /// What determines the plan of a verb with even parts and a built-in reduction or none, besides the group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,7 +15,6 @@ pub(super) struct PlanKey {
     /// The number of elements that a broadcast or scatter names; otherwise 0.
     pub(super) named_count: usize,
     pub(super) dtype: DType,
-    /// The number of elements of the input.
     pub(super) count: usize,
     pub(super) is_in_place: bool,
 }
@@ -28,7 +23,6 @@ pub(super) struct PlanKey {
 #[derive(Clone)]
 pub(super) struct Places {
     pub(super) access: MemoryAccess,
-    /// The number of elements of the memory.
     pub(super) count: usize,
     pub(super) input: Range<usize>,
     /// The place of this rank's result. It is empty on a rank that gets no result.
@@ -43,9 +37,7 @@ pub(super) struct Places {
 /// Which parts of its memory a call writes.
 #[derive(Clone)]
 pub(super) enum MemoryAccess {
-    /// The call writes to the memory.
     Written,
-    /// This rank only sends the memory.
     Sent,
     /// The call reads the input, which is followed by the output. The rank's own part goes from the first range, in the input,
     /// to the second range, in the output.
@@ -59,30 +51,4 @@ pub struct Plan {
     /// What identifies the plan if the group keeps it. Then the call runs in shared memory, has a built-in reduction or none, and
     /// is not compressed.
     pub(super) key: Option<PlanKey>,
-    /// The same call, if it is so short that it is not an operation.
-    pub(super) short: Option<ShortCall>,
-}
-
-/// The plans that a group keeps, the last one at the end.
-#[derive(Default)]
-pub(super) struct KeptPlans(
-    #[expect(clippy::vec_box, reason = "each call moves its plan out of the list and back")] Vec<Box<Plan>>,
-);
-
-impl KeptPlans {
-    /// Removes and returns the plan with a key.
-    #[inline]
-    pub(super) fn take(&mut self, key: PlanKey) -> Option<Box<Plan>> {
-        let index = self.0.iter().rposition(|kept| kept.key == Some(key))?;
-        Some(self.0.remove(index))
-    }
-
-    /// Keeps a plan. If there are too many, removes the oldest.
-    #[inline]
-    pub(super) fn keep(&mut self, kept: Box<Plan>) {
-        if self.0.len() == KEPT_MAX {
-            self.0.remove(0);
-        }
-        self.0.push(kept);
-    }
 }

@@ -37,8 +37,7 @@ pub struct SendOptions {
 }
 
 impl SendOptions {
-    /// Returns the options of a synchronous send with this tag. The send is complete only when a receive has matched the
-    /// message.
+    /// Returns the options of a synchronous send, which is complete only when a receive has matched the message.
     pub fn synchronous(tag: u32) -> Self {
         Self { tag, mode: SendMode::Synchronous }
     }
@@ -59,38 +58,10 @@ pub struct Received<T> {
     pub status: Status,
 }
 
-/// What happens if a message is longer than the buffer of its receive.
-#[derive(Clone, Copy)]
-enum TooLong {
-    /// The job fails.
-    FailsJob,
-    /// The message is discarded, and its receive fails.
-    FailsReceive,
-}
-
-impl TooLong {
-    /// Returns the most elements of a message that a receive into a buffer of `room` elements accepts.
-    fn count_max(self, room: usize) -> usize {
-        match self {
-            Self::FailsJob => room,
-            Self::FailsReceive => usize::MAX,
-        }
-    }
-
-    /// Returns the memory that a receive into `memory` needs.
-    fn adapt<T: Element>(self, memory: Memory) -> Memory {
-        match self {
-            Self::FailsJob => memory,
-            Self::FailsReceive => memory.or_allocated_if_longer::<T>(),
-        }
-    }
-}
-
 /// Sends and receives a group's messages from several threads at the same time. It gives access to all methods of
 /// [`Group`] that take `&self`. These methods do not wait for a collective of another thread.
 ///
-/// A messenger keeps the group's connections open, as the group itself does. Its operations have the maximum time that
-/// the group had when the messenger was created.
+/// A messenger keeps the group's connections open. Its operations have the maximum time that the group had at its creation.
 #[derive(Clone)]
 pub struct Messenger(Arc<Group>);
 
@@ -125,9 +96,8 @@ impl Group {
     /// before the receive is posted, because the receiver stores the message. The send of a long message waits for the
     /// receive. A message from a rank to itself is copied, so its send returns at once.
     ///
-    /// With [`SendOptions::synchronous`], this method returns only after a receive has matched the message. That costs a
-    /// round trip. If a rank sends a synchronous message to itself, the receive must already be posted, or must be in
-    /// another thread.
+    /// With [`SendOptions::synchronous`], this method returns only after a receive has matched the message, which costs a round
+    /// trip. If a rank sends such a message to itself, the receive must already be posted, or must be in another thread.
     ///
     /// Messages with the same receiver and tag are received in the order in which they were sent. If the receive is for
     /// fewer elements or for another type, the job fails.
@@ -172,13 +142,11 @@ impl Group {
         Ok(Handle::pending(Arc::clone(job), id, make_result))
     }
 
-    /// Receives a message into the beginning of `buffer`, which must be long enough for the message. A tag of `None`
-    /// accepts any tag.
+    /// Receives a message into the beginning of `buffer`, which must be long enough. A tag of `None` accepts any tag.
     ///
     /// # Errors
     ///
-    /// The same errors as [`Group::send`], and [`Error::NothingSent`] if only this rank itself could send the message
-    /// and has not sent it.
+    /// The same errors as [`Group::send`], and [`Error::NothingSent`] if only this rank could send the message and has not.
     #[track_caller]
     pub fn receive<B: Buffer + ?Sized>(
         &self,
@@ -186,8 +154,9 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Status, Error> {
-        let source = (source.into(), tag.into());
-        self.receive_elements(buffer.elements_mut()?, source, TooLong::FailsJob, Site::here())
+        let elements = buffer.elements_mut()?;
+        let room = elements.len();
+        self.receive_elements(elements, (source.into(), tag.into()), room, Site::here())
     }
 
     /// Receives as [`Group::receive`] does, but a message that is longer than the buffer does not fail the job. Such a message
@@ -204,27 +173,26 @@ impl Group {
         tag: impl Into<Option<u32>>,
     ) -> Result<Status, Error> {
         let source = (source.into(), tag.into());
-        self.receive_elements(buffer.elements_mut()?, source, TooLong::FailsReceive, Site::here())
+        self.receive_elements(buffer.elements_mut()?, source, usize::MAX, Site::here())
     }
 
-    /// Receives a message into the beginning of `elements`.
+    /// Receives a message into the beginning of `elements`. If it has more than `count_max` elements, the job fails.
     fn receive_elements<T: Element>(
         &self,
         elements: &mut [T],
-        (source, tag): (Source, Option<u32>),
-        too_long: TooLong,
+        source: (Source, Option<u32>),
+        count_max: usize,
         site: Site,
     ) -> Result<Status, Error> {
         let room = elements.len();
-        let (request, pattern) =
-            self.receive_request_and_pattern::<T>(too_long.count_max(room), source, tag, site)?;
+        let (request, pattern) = self.receive_request_and_pattern::<T>(count_max, source, site)?;
         let driver = &self.message_job()?.driver;
         if self.accepts_only_own_messages(pattern) && driver.probe(pattern, driver.now())?.is_none() {
             return Err(Error::NothingSent);
         }
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(elements);
-        let envelope = driver.receive(request, pattern, bytes, |memory| too_long.adapt::<T>(memory))?;
-        let Some(envelope) = envelope else { return Err(Error::Taken) };
+        let adapt = |memory: Memory| memory.or_allocated_for::<T>(count_max);
+        let envelope = driver.receive(request, pattern, bytes, adapt)?.ok_or(Error::Taken)?;
         check_length(status(&self.members, &envelope), room)
     }
 
@@ -240,11 +208,10 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<(B, Status)>, Error> {
-        self.receive_into_owned(buffer, (source.into(), tag.into()), TooLong::FailsReceive, Site::here())
+        self.receive_into_owned(buffer, (source.into(), tag.into()), usize::MAX, Site::here())
     }
 
-    /// Asynchronously receives a message of at most `count_max` elements. The receive allocates the memory that the message
-    /// needs.
+    /// Asynchronously receives a message of at most `count_max` elements into new memory of the length of the message.
     ///
     /// # Errors
     ///
@@ -256,10 +223,9 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<Received<T>>, Error> {
-        let memory = Memory::none().or_allocated_if_longer::<T>();
-        let (source, site) = ((source.into(), tag.into()), Site::here());
-        self.submit_receive::<T, _>(source, (count_max, memory), site, |memory, status| {
-            Ok(Received { elements: memory.into_owned().unwrap_or_default(), status })
+        let source = (source.into(), tag.into());
+        self.submit_receive(Vec::<T>::new(), source, count_max, Site::here(), |memory, status| {
+            Ok(Received { elements: memory.into_owned().ok_or(Error::Taken)?, status })
         })
     }
 
@@ -275,36 +241,37 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<(B, Status)>, Error> {
-        self.receive_into_owned(buffer, (source.into(), tag.into()), TooLong::FailsJob, Site::here())
+        let room = buffer.as_ref().len();
+        self.receive_into_owned(buffer, (source.into(), tag.into()), room, Site::here())
     }
 
-    /// Begins to receive a message into the beginning of `buffer`.
+    /// Begins to receive a message of at most `count_max` elements, which is an error if it does not fit into `buffer`.
     fn receive_into_owned<B: OwnedBuffer>(
         &self,
         buffer: B,
         source: (Source, Option<u32>),
-        too_long: TooLong,
+        count_max: usize,
         site: Site,
     ) -> Result<Handle<(B, Status)>, Error> {
         let room = buffer.as_ref().len();
-        let memory = (too_long.count_max(room), too_long.adapt::<B::Element>(Memory::owned(buffer)));
-        self.submit_receive::<B::Element, _>(source, memory, site, move |memory, status| {
+        self.submit_receive(buffer, source, count_max, site, move |memory, status| {
             let status = check_length(status, room)?;
             Ok((memory.into_owned().ok_or(Error::Taken)?, status))
         })
     }
 
-    /// Begins to receive a message of at most `count_max` elements into `memory`. `make_result` makes the result from the memory
-    /// and the status.
-    fn submit_receive<T: Element, R>(
+    /// Begins to receive a message of at most `count_max` elements, in new memory if it does not fit into `buffer`.
+    fn submit_receive<B: OwnedBuffer, R>(
         &self,
-        (source, tag): (Source, Option<u32>),
-        (count_max, memory): (usize, Memory),
+        buffer: B,
+        source: (Source, Option<u32>),
+        count_max: usize,
         site: Site,
         make_result: impl FnOnce(Memory, Status) -> Result<R, Error> + Send + 'static,
     ) -> Result<Handle<R>, Error> {
-        let (request, pattern) = self.receive_request_and_pattern::<T>(count_max, source, tag, site)?;
+        let (request, pattern) = self.receive_request_and_pattern::<B::Element>(count_max, source, site)?;
         let job = self.message_job()?;
+        let memory = Memory::owned(buffer).or_allocated_for::<B::Element>(count_max);
         let id = job.driver.submit(request, Submission::Receive(pattern, memory))?;
         let members = Arc::clone(&self.members);
         Ok(Handle::pending(Arc::clone(job), id, move |output: OperationOutput| {
@@ -313,8 +280,7 @@ impl Group {
         }))
     }
 
-    /// Sends a message to one rank, and at the same time receives a message from another rank or the same rank
-    /// (`MPI_Sendrecv`). Programs use it for example to exchange halos.
+    /// Sends a message to one rank, and at the same time receives a message from another rank or the same rank (`MPI_Sendrecv`).
     ///
     /// # Errors
     ///
@@ -337,7 +303,8 @@ impl Group {
         self.pattern(source, receive_tag)?;
         let driver = &self.message_job()?.driver;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
-        let mut receive = || self.receive_elements(buffer, (source, receive_tag), TooLong::FailsJob, site);
+        let room = buffer.len();
+        let mut receive = || self.receive_elements(buffer, (source, receive_tag), room, site);
         if driver.try_send_directly(&send_request, to, bytes) {
             return receive();
         }
@@ -350,9 +317,8 @@ impl Group {
         })
     }
 
-    /// Waits until a message has arrived that no receive has matched (`MPI_Probe`). The message is not received. Returns
-    /// `None` after `timeout`, which may be zero (`MPI_Iprobe`). Returns `None` at once if only this rank itself could send
-    /// the message and has not sent it.
+    /// Waits until a message has arrived that no receive has matched (`MPI_Probe`). The message is not received. Returns `None`
+    /// after `timeout`, which may be zero (`MPI_Iprobe`), or at once if only this rank could send the message and has not.
     ///
     /// # Errors
     ///
@@ -383,12 +349,10 @@ impl Group {
         Ok((OperationRequest { mode, ..self.message_request::<T>(count, tag, site) }, self.world_rank(to)?))
     }
 
-    /// Returns the arguments with which the engine begins a receive, and the pattern of the messages that the receive accepts.
     fn receive_request_and_pattern<T: Element>(
         &self,
         count_max: usize,
-        source: Source,
-        tag: Option<u32>,
+        (source, tag): (Source, Option<u32>),
         site: Site,
     ) -> Result<(OperationRequest, Pattern), Error> {
         let pattern = self.pattern(source, tag)?;
@@ -397,13 +361,11 @@ impl Group {
         Ok((self.message_request::<T>(count_max, tag.unwrap_or(ANY_TAG), site), pattern))
     }
 
-    /// Returns the arguments with which the engine begins a standard send or a receive of `count` elements.
     fn message_request<T: Element>(&self, count: usize, tag: u32, site: Site) -> OperationRequest {
         let contract = Contract::message(T::DTYPE, count as u64, tag);
         OperationRequest::new(self.id, contract, self.timeout, site)
     }
 
-    /// Returns the rank in the world of a rank of the group.
     fn world_rank(&self, peer: Rank) -> Result<Rank, Error> {
         match self.members.get(peer.index()) {
             Some(&member) => Ok(member),
@@ -411,7 +373,6 @@ impl Group {
         }
     }
 
-    /// Returns the pattern of the messages from `source` with `tag`.
     fn pattern(&self, source: Source, tag: Option<u32>) -> Result<Pattern, Error> {
         let source = match source {
             Source::Any => None,
@@ -423,20 +384,17 @@ impl Group {
         Ok(Pattern { group: self.id, source, tag })
     }
 
-    /// Returns whether only this rank itself can send a message that fits the pattern.
     fn accepts_only_own_messages(&self, pattern: Pattern) -> bool {
         let own = self.members[self.rank.index()];
         self.world == WorldSize::ONE || pattern.source == Some(own)
     }
 
-    /// Returns the job that carries messages. In a world of one rank, this is a job for messages of the rank to itself. The first
-    /// call creates this job.
+    /// Returns the job that carries messages. In a world of one rank, the first call creates it.
     #[inline]
     fn message_job(&self) -> Result<&Arc<SharedJob>, Error> {
         self.job.as_ref().map_or_else(|| self.own_message_job(), Ok)
     }
 
-    /// Returns the job of a world of one rank.
     fn own_message_job(&self) -> Result<&Arc<SharedJob>, Error> {
         self.check_abort()?;
         if let Some(job) = self.self_job.get() {
@@ -447,7 +405,6 @@ impl Group {
     }
 }
 
-/// Returns an error if the message is longer than the buffer of `room` elements.
 fn check_length(status: Status, room: usize) -> Result<Status, Error> {
     if status.count <= room { Ok(status) } else { Err(Error::Truncated { status, room }) }
 }

@@ -14,7 +14,6 @@ mod handle;
 mod isolated;
 mod join;
 mod kept_plan;
-mod local_queues;
 mod messages;
 mod new_groups;
 pub(crate) mod objects;

@@ -9,9 +9,8 @@ use super::{Error, Group};
 use crate::types::{LOCAL_GROUP_BIT, Rank, SETUP_GROUP, Site, WorldSize};
 
 impl Group {
-    /// Splits the group (`MPI_Comm_split`). Ranks that pass the same colour form a new group. The new ranks are in the
-    /// order of the keys, and for equal keys in the order of the ranks in this group. A rank that passes no colour joins
-    /// no group.
+    /// Splits the group (`MPI_Comm_split`). Ranks that pass the same colour form a new group, in the order of the keys, and for
+    /// equal keys in the order of the ranks in this group. A rank that passes no colour joins no group.
     ///
     /// # Errors
     ///
@@ -33,8 +32,7 @@ impl Group {
             self.check_abort()?;
             return Ok(colour.map(|_| Self { timeout: self.timeout, ..Self::solo() }));
         };
-        // A new group's number consists of its first member and of a counter of this member. So the number is unique, even if
-        // several threads split at the same time.
+        // The number of a new group consists of its first member and of a counter of this member, so it is unique.
         let counter = job.next_group.fetch_add(1, Ordering::SeqCst);
         let own_entry = [colour.map_or(-1, i64::from), key, i64::from(counter)];
         let entries = self.gather_numbers(own_entry, site, |contract| contract.layout = digest)?;
@@ -87,7 +85,6 @@ impl Group {
         self.with_members(self.id | LOCAL_GROUP_BIT, self.local_members().collect())
     }
 
-    /// Returns the group with this number and these members. This rank must be a member.
     fn with_members(&self, id: u32, members: Arc<[Rank]>) -> Self {
         let own = self.members[self.rank.index()];
         let rank = members.iter().position(|&member| member == own).unwrap_or_default();

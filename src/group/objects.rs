@@ -15,8 +15,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`Error::Object`] if the object cannot be encoded or decoded, or is longer than [`OBJECT_BYTES_MAX`], or the errors of
-    /// [`Group::broadcast`].
+    /// [`Error::Object`] if the object cannot be encoded or decoded, or is too long, or the errors of [`Group::broadcast`].
     #[track_caller]
     pub fn broadcast_object<O: Serialize + DeserializeOwned>(
         &mut self,
@@ -66,7 +65,6 @@ fn not_encoded(rank: usize) -> Error {
     Error::Object(format!("of rank {rank} could not be encoded on that rank"))
 }
 
-/// Encodes an object. Returns an error if the encoded object is too long.
 fn encode<O: Serialize>(object: &O) -> Result<Vec<u8>, Error> {
     let bytes = rmp_serde::to_vec_named(object)
         .map_err(|error| Error::Object(format!("cannot be encoded: {error}")))?;
@@ -79,7 +77,6 @@ fn encode<O: Serialize>(object: &O) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// Decodes an object of [`encode`].
 fn decode<O: DeserializeOwned>(bytes: &[u8]) -> Result<O, Error> {
     rmp_serde::from_slice(bytes).map_err(|error| Error::Object(format!("cannot be decoded: {error}")))
 }

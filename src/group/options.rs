@@ -30,8 +30,7 @@ const _: () = assert!(CONNECT_TIMEOUT.as_millis() < OPERATION_TIMEOUT.as_millis(
 pub struct JoinOptions {
     /// How the ranks find each other.
     pub method: JoinMethod,
-    /// The ports on which this rank may listen, if no peers file gives its port. Default: a port that the operating system
-    /// chooses.
+    /// The ports on which this rank may listen, if no peers file gives its port. Default: the operating system chooses.
     pub ports: Option<PortRange>,
     /// The secret of the job's ranks, which authenticates connections.
     pub secret: Secret,
@@ -52,11 +51,9 @@ pub struct JoinOptions {
     pub checksums: Checksums,
     /// The algorithms of operations. Rank 0's setting applies to all ranks. Default: the algorithm with the lowest cost.
     pub algorithms: Algorithms,
-    /// The transport between ranks of one host. Rank 0's setting applies to all ranks. Default: shared memory if it is
-    /// possible.
+    /// The transport between ranks of one host. Rank 0's setting applies to all ranks. Default: shared memory if possible.
     pub transport: LocalTransport,
-    /// The identifier of this rank's host. Ranks with different identifiers count as ranks of different hosts. Default: an
-    /// identifier of the machine and its network.
+    /// The identifier of this rank's host, which ranks of other hosts must not have. Default: one of the machine and its network.
     pub host_id: Option<String>,
     /// What this rank records. Default: nothing.
     pub recording: RecordingOptions,
@@ -87,13 +84,11 @@ impl Default for JoinOptions {
 }
 
 impl JoinOptions {
-    /// Returns the options that `ringrun` or another launcher has set for this process. Without a launcher, returns the
-    /// options of a world of one rank.
+    /// Returns the options that `ringrun` or another launcher has set for this process, or else those of a world of one rank.
     ///
     /// # Errors
     ///
-    /// [`StartError`] if the environment has only some of the variables, or if the variables of two launchers contradict each
-    /// other.
+    /// [`StartError`] if the environment has only some of the variables, or those of two launchers that contradict each other.
     pub fn from_environment() -> Result<Self, StartError> {
         let method = from_environment()?;
         Ok(Self {

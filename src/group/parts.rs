@@ -11,7 +11,6 @@ pub(super) const TOTAL_TOO_LARGE: Error =
     Error::InvalidCounts("the sum of the counts is more than memory can hold");
 
 impl Group {
-    /// Returns the partition into parts of these lengths.
     pub(super) fn partition<T: Element>(&self, counts: &[usize]) -> Result<Partition, Error> {
         if counts.len() != self.world.as_usize() {
             return Err(Error::InvalidCounts("there must be one count for each rank"));
@@ -20,7 +19,6 @@ impl Group {
         check_total::<T>(partition.total()).map(|()| partition)
     }
 
-    /// Divides `total` elements into parts of these lengths, or into even parts.
     pub(super) fn divide<T: Element>(
         &self,
         counts: Option<&[usize]>,
@@ -35,8 +33,7 @@ impl Group {
         }
     }
 
-    /// Returns the partition into the parts that all ranks contribute. The part of this rank has `own_count` elements. Without
-    /// `counts`, all parts have this length.
+    /// Returns the partition into the parts that all ranks contribute. Without `counts`, all have the length of this rank's part.
     pub(super) fn contributed_parts<T: Element>(
         &self,
         counts: Option<&[usize]>,
@@ -70,7 +67,6 @@ impl Group {
     }
 }
 
-/// Returns an error if `count` elements exceed the address space.
 fn check_total<T: Element>(count: usize) -> Result<(), Error> {
     if count > isize::MAX as usize / size_of::<T>() { Err(TOTAL_TOO_LARGE) } else { Ok(()) }
 }

@@ -21,7 +21,6 @@ pub struct VerbArguments<'a, T> {
     pub(super) is_in_place: bool,
     /// The number of elements that a broadcast or scatter names; otherwise 0.
     pub(super) count: usize,
-    /// The lengths of uneven parts.
     pub(super) counts: Option<&'a [usize]>,
     /// The lengths of the parts that this rank sends and receives in an uneven all-to-all.
     pub(super) exchanged_counts: Option<&'a [Vec<usize>; 2]>,
@@ -62,7 +61,6 @@ impl<'a, T: Element> VerbArguments<'a, T> {
         }
     }
 
-    /// Returns the arguments of a verb that reduces.
     #[inline]
     pub(super) fn reducing(operation: Operation, reducer: &'a impl Reducer<T>) -> Self {
         Self { reducer: Some(reducer), built_in: reducer.built_in(), ..Self::new(operation) }
@@ -113,8 +111,7 @@ impl<'a, T: Element> VerbArguments<'a, T> {
 }
 
 impl Group {
-    /// Returns the plan of a verb on `count` elements: one that the group has kept, or a new one. After the call, pass it to
-    /// [`Group::keep_plan`].
+    /// Returns a kept or new plan of a verb on `count` elements. After the call, pass it to [`Group::keep_plan`].
     #[inline]
     pub(super) fn plan_call<T: Element>(
         &mut self,
@@ -123,7 +120,7 @@ impl Group {
         site: Site,
     ) -> Result<Box<Plan>, Error> {
         let key = verb.key(count);
-        if let Some(kept) = key.and_then(|key| self.kept_plans.take(key)) {
+        if let Some(kept) = key.and_then(|key| self.take_kept(key, site)) {
             return Ok(kept);
         }
         let mut plan = Box::new(verb.plan(self, count, site)?);
@@ -133,30 +130,16 @@ impl Group {
             && let Some(host_rounds) = &mut self.host_rounds
         {
             let Call { spec, request, kernels, .. } = &plan.call;
-            plan.short = host_rounds.short_call(spec, request.contract, kernels.clone());
+            plan.call.short = host_rounds.short_call(spec, request.contract, kernels.clone());
             plan.key = key;
         }
         Ok(plan)
     }
 
-    /// Keeps the plan of a call, if it is for shared memory.
     #[inline]
     pub(super) fn keep_plan(&mut self, plan: Box<Plan>) {
         if plan.key.is_some() {
             self.kept_plans.keep(plan);
         }
-    }
-
-    /// Runs a planned call that works on `elements` in place, and waits until it is complete.
-    #[inline]
-    pub(super) fn run_planned<T: Element>(
-        &mut self,
-        (plan, site): (&mut Plan, Site),
-        elements: &mut [T],
-    ) -> Result<(), Error> {
-        if plan.key.is_none() {
-            return self.run(&mut plan.call, elements);
-        }
-        self.run_planned_on_bytes((plan, site), bytemuck::cast_slice_mut::<T, u8>(elements).into())
     }
 }

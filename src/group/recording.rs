@@ -24,12 +24,10 @@ impl Group {
         }
     }
 
-    /// Returns the recorder; `None` if this rank records nothing.
     pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
         self.recorder.as_ref()
     }
 
-    /// Records the operations of this rank from now on.
     pub(super) fn start_recording(&mut self, recorder: Option<Arc<Recorder>>) {
         self.recorder = recorder;
         if let (Some(job), Some(recorder)) = (&self.job, &self.recorder) {
@@ -45,7 +43,6 @@ pub(super) struct RecordingFiles {
 }
 
 impl RecordingFiles {
-    /// Checks that this rank can write what the options say.
     pub(super) fn open(options: &JoinOptions) -> Result<Self, StartError> {
         let (rank, world) = options.method.rank_and_world();
         let failed =
@@ -66,8 +63,7 @@ impl RecordingFiles {
         Ok(Self { identity, flight })
     }
 
-    /// Returns the recorder, whose times are measured from `epoch`. Returns `None` if the rank records nothing. `has_timeline`
-    /// says whether the ranks record a timeline.
+    /// Returns the recorder, if anything is recorded. `has_timeline` says whether the ranks record a timeline from `epoch` on.
     pub(super) fn into_recorder(
         self,
         options: &JoinOptions,

@@ -1,5 +1,4 @@
-//! How a collective reduces elements: with a built-in reduction, a function of the caller, a scaled sum, or a built-in reduction
-//! of compressed elements.
+//! How a collective reduces elements: with a [`ReduceOp`], also compressed, with a function of the caller, or as a scaled sum.
 
 use std::ops::Mul;
 
@@ -8,7 +7,7 @@ use super::call::Call;
 use super::compressor::Compressor;
 use crate::reduce::Kernels;
 use crate::runtime::deferred_drop::UserValue;
-use crate::types::{Element, ReduceOp};
+use crate::types::{Algorithm, Element, Operation, ReduceOp};
 
 /// Reduces elements of type `T`: a [`ReduceOp`], a function of the caller ([`function`]) or a scaled sum ([`scaled_sum`]).
 #[diagnostic::on_unimplemented(
@@ -17,7 +16,6 @@ use crate::types::{Element, ReduceOp};
     note = "a function and a factor have the element type of the buffer; a compressed all-reduce takes `f32`"
 )]
 pub trait Reducer<T: Element> {
-    /// Sets the reduction of a call.
     #[doc(hidden)]
     fn set_reduction(&self, call: &mut Call) -> Result<(), Error>;
 
@@ -52,12 +50,10 @@ pub struct Compressed {
     pub(super) compressor: Compressor,
 }
 
-/// Returns a reduction with a function of the caller. The function must be associative. It need not commute, except in a
-/// reduce-scatter, which reduces each part in a different order of the ranks. The other verbs call the function in rank order,
-/// as `function(lower ranks, higher ranks)`.
+/// Returns a reduction with a function of the caller, which must be associative. It must commute only in a reduce-scatter, which
+/// reduces each part in a different order. The other verbs call it in rank order, as `function(lower ranks, higher ranks)`.
 ///
-/// An all-reduce with a function uses a pipelined chain through all ranks and back: 2(n-1) hops, in which each rank sends up to
-/// 2S bytes.
+/// An all-reduce with a function uses a pipelined chain through all ranks and back: 2(n-1) hops, and up to 2S bytes per rank.
 ///
 /// ```
 /// use ringtrain::Group;
@@ -74,8 +70,7 @@ pub fn function<T: Element>(function: impl Fn(&T, &T) -> T + Send + Sync + 'stat
     Function { kernels, element: std::marker::PhantomData }
 }
 
-/// Returns a sum that first multiplies each element of this rank by `factor` (`ncclRedOpCreatePreMulSum` in NCCL). Each rank
-/// may pass another factor.
+/// Returns a sum that first multiplies each element of this rank by `factor` (`ncclRedOpCreatePreMulSum` in NCCL).
 ///
 /// ```
 /// use ringtrain::Group;
@@ -104,7 +99,14 @@ impl<T: Element> Reducer<T> for ReduceOp {
 
 impl<T: Element> Reducer<T> for Function<T> {
     fn set_reduction(&self, call: &mut Call) -> Result<(), Error> {
-        call.set_function(self.kernels.clone());
+        let contract = &mut call.request.contract;
+        contract.reduction = Some(ReduceOp::Custom);
+        call.kernels = Some(self.kernels.clone());
+        // Scans always reduce in rank order. A reduce-scatter cannot.
+        call.in_rank_order = matches!(contract.operation, Operation::AllReduce | Operation::Reduce);
+        if call.in_rank_order && !call.uses_shared_memory {
+            contract.algorithm = Algorithm::Chain;
+        }
         Ok(())
     }
 }

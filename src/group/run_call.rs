@@ -12,8 +12,7 @@ use crate::reduce;
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::driver::{BegunShort, OperationOutput, Submission};
 use crate::runtime::encoding::Encoding;
-use crate::runtime::error_feedback::{CompressorCall, ErrorMemory};
-use crate::runtime::link_driver::BufferAndReduction;
+use crate::runtime::error_feedback::CompressorCall;
 use crate::runtime::memory::Memory;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::topology::{Medium, Topology};
@@ -22,18 +21,16 @@ use crate::types::{
 };
 
 impl Group {
-    /// Returns the algorithm of `operation` on a buffer of `bytes` bytes. A reduction with a function of the
-    /// caller may use another algorithm.
+    /// Returns the algorithm of `operation` on a buffer of `bytes` bytes. A function of the caller may need another one.
     pub fn algorithm(&self, operation: Operation, bytes: usize) -> Algorithm {
         let medium = match &self.hierarchical_data {
             _ if self.shares_memory => Medium::SharedMemory,
             Some(hierarchical_data) => Medium::Hosts(&hierarchical_data.layout),
             None => Medium::Links,
         };
-        match &self.job {
-            Some(job) => job.selection.choose(operation, self.world, bytes as u64, medium),
-            None => AlgorithmSelection::default().choose(operation, self.world, bytes as u64, medium),
-        }
+        let default = AlgorithmSelection::default();
+        let selection = self.job.as_ref().map_or(&default, |job| &job.selection);
+        selection.choose(operation, self.world, bytes as u64, medium)
     }
 
     /// Returns a call without a reduction and with even parts, on elements of type `T`.
@@ -61,6 +58,7 @@ impl Group {
             addition: None,
             in_rank_order: false,
             world: self.world,
+            short: None,
         }
     }
 
@@ -76,7 +74,7 @@ impl Group {
 
     /// Runs a collective on the bytes of its buffer, and waits until the collective is complete. The rank only sends the input of
     /// the buffer. In a world of one rank, does nothing.
-    pub(super) fn run_on_bytes(&mut self, call: &mut Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
+    pub(super) fn run_operation(&mut self, call: &mut Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
         if call.uses_shared_memory
             && self.take_back_rounds()
             && let (Some(job), Some(host_rounds)) = (&self.job, &mut self.host_rounds)
@@ -108,7 +106,6 @@ impl Group {
         self.host_rounds.is_some()
     }
 
-    /// Begins a collective that works on `buffer` in place. The handle returns the buffer.
     pub(super) fn start_in_place<B: OwnedBuffer>(
         &mut self,
         mut call: Call,
@@ -160,7 +157,6 @@ impl Group {
         }
     }
 
-    /// Returns the operation that the driver has to begin for a call.
     fn submission(&self, call: &mut Call, memory: Memory) -> Submission {
         let Contract { algorithm, dtype, .. } = call.request.contract;
         let medium = match &self.hierarchical_data {
@@ -177,8 +173,8 @@ impl Group {
             Some(encoding) => topology.plan_encoded(&call.spec, &|count| encoding.codec.encoded_words(count)),
             None => topology.plan(&call.spec, algorithm, call.in_rank_order, dtype.size_bytes()),
         };
-        let buffer_and_reduction = BufferAndReduction { memory, kernels: call.kernels.clone() };
-        Submission::Collective(blocks, buffer_and_reduction, call.encoding.take().map(|encoding| *encoding))
+        let encoding = call.encoding.take().map(|encoding| *encoding);
+        Submission::Collective(blocks, (memory, call.kernels.clone()), encoding)
     }
 
     /// Begins a call with a compressor: chooses the codec, and adds the errors of the last call to the elements unless the
@@ -193,7 +189,8 @@ impl Group {
             }
             None => compressor.compression(),
         };
-        let has_result = compressor.memory.as_ref().is_some_and(ErrorMemory::has_result);
+        let has_result =
+            compressor.memory.as_ref().is_some_and(|memory| !memory.lock().state.result.is_empty());
         call.set_codec(compression, has_result);
         let codec =
             codec::codec(compression).filter(|_| self.world != WorldSize::ONE && !call.uses_shared_memory);
@@ -223,8 +220,7 @@ impl Group {
         Ok(())
     }
 
-    /// Hands the rounds that the operation of a call uses over to the core, unless the core already has them. The stages of a
-    /// hierarchical collective have a group number of their own.
+    /// Hands the rounds that a call uses over to the core. The stages of a hierarchical collective have their own group number.
     fn hand_over_rounds(&mut self, call: &mut Call) {
         let Some(job) = &self.job else { return };
         if call.uses_shared_memory

@@ -7,18 +7,15 @@ use crate::schedule::cost::{self, LinkCost};
 use crate::schedule::topology::Medium;
 use crate::types::{Algorithm, Operation, WorldSize};
 
-/// The most ranges of buffer sizes for which algorithms can be requested.
 const RANGES_MAX: usize = 16;
 
 /// The largest buffer, in bytes, for which every rank reduces all elements in shared memory. If each rank reduced only
 /// a part of the elements, the operation would need a second round to exchange the reduced parts.
 const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
 /// The largest size in bytes of the buffers of all ranks together for which every rank reduces all elements of buffers of more
-/// than [`ALWAYS_ONE_SHOT_BYTES_MAX`] bytes in shared memory. Each of n ranks reduces n buffers, so the work of all ranks
-/// grows with the square of n.
+/// than [`ALWAYS_ONE_SHOT_BYTES_MAX`] bytes. Each of n ranks reduces n buffers, so the work grows with the square of n.
 const ONE_SHOT_TOTAL_BYTES_MAX: u64 = 64 << 10;
-/// The largest buffer, in bytes, for which every rank reduces all elements in shared memory, for any number of ranks. A
-/// second round takes longer than the additional work.
+/// The largest such buffer for any number of ranks. A second round takes longer than the additional work.
 const ALWAYS_ONE_SHOT_BYTES_MAX: u64 = 4 << 10;
 
 /// The transport between ranks of one host.
@@ -33,8 +30,7 @@ pub enum LocalTransport {
     Shm,
 }
 
-/// The requested algorithms, by the number of bytes of the buffer. Without a request, an operation uses the algorithm with
-/// the lowest cost.
+/// The requested algorithms, by the number of bytes of the buffer. Default: the algorithm with the lowest cost.
 ///
 /// As text, `ring` means the ring for every size, and `direct:0-65536;ring:65537-max` names an algorithm for each range of
 /// sizes. If an operation does not have the requested algorithm, it uses its algorithm with the lowest cost.
@@ -50,8 +46,7 @@ struct AlgorithmRange {
 }
 
 impl Algorithms {
-    /// Returns fixed ranges. With these ranges, all runs on the same hosts give the same bits. A choice by measured cost may
-    /// differ from run to run.
+    /// Returns fixed ranges. With them, all runs on the same hosts give the same bits. Measured costs may differ from run to run.
     pub fn reproducible() -> Self {
         let range = |algorithm, bytes_min, bytes_max| AlgorithmRange { algorithm, bytes_min, bytes_max };
         Self(vec![
@@ -68,7 +63,6 @@ impl Algorithms {
         self.0.is_empty()
     }
 
-    /// Returns the requested algorithms for a buffer of `bytes` bytes, in the order of the request.
     fn for_bytes(&self, bytes: u64) -> impl Iterator<Item = Algorithm> {
         let contains = move |range: &&AlgorithmRange| (range.bytes_min..=range.bytes_max).contains(&bytes);
         self.0.iter().filter(contains).map(|range| range.algorithm)
@@ -165,7 +159,6 @@ impl AlgorithmSelection {
     }
 }
 
-/// Returns the algorithms that an operation can use in shared memory.
 fn possible_algorithms_in_shared_memory(operation: Operation) -> &'static [Algorithm] {
     match operation {
         Operation::AllReduce => &[Algorithm::OneShot, Algorithm::Direct],
@@ -173,7 +166,6 @@ fn possible_algorithms_in_shared_memory(operation: Operation) -> &'static [Algor
     }
 }
 
-/// Returns the cheapest algorithm in shared memory for an all-reduce of `bytes` bytes among `world` ranks.
 fn cheapest_in_shared_memory(world: WorldSize, bytes: u64) -> Algorithm {
     let total = bytes.saturating_mul(world.get().into());
     let is_short = bytes <= ONE_SHOT_BYTES_MAX && total <= ONE_SHOT_TOTAL_BYTES_MAX;

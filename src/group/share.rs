@@ -1,26 +1,30 @@
-//! How the ranks of a group share memory. Rank 0 of the group creates the memory and sends its location to the other ranks over
-//! authenticated links. In a group of several hosts, the ranks of each host share memory for [hierarchical
-//! collectives](crate::schedule::hierarchy).
+//! How the ranks of a group share memory, also for the queues of their links. Rank 0 of the group creates the memory and sends
+//! its location to the other ranks over authenticated links. In a group of several hosts, the ranks of each host share memory.
 
-use std::io;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use bytemuck::{Pod, Zeroable};
 
 use super::selection::LocalTransport;
 use super::state::HierarchicalData;
 use super::{Error, Group};
+use crate::engine::{CREDIT_BYTES, CREDIT_FRAMES_MAX};
 use crate::runtime::host_rounds::HostRounds;
-use crate::schedule::CollectiveSpec;
 use crate::schedule::hierarchy::HostLayout;
-use crate::shm::{HandoverBuffer, RoundsSize, Segment, SegmentLocation, ShmRounds, TOKEN_BYTES};
-use crate::types::{Algorithm, Contract, Rank, RankSet, ReduceOp, Site, WorldSize};
+use crate::shm::{
+    HandoverBuffer, HostMemoryLayout, RoundsSize, Segment, SegmentLocation, ShmRounds, TOKEN_BYTES,
+};
+use crate::types::{Algorithm, Contract, Rank, RankSet, Site, WorldSize};
 
 /// The size of a slot in bytes. It is also the size of the block that a round transfers. With shorter slots, ranks wait for each
 /// other more often. With longer slots, the slots of four ranks do not fit into the third-level cache of a processor.
 const SLOT_BYTES: usize = 512 << 10;
-/// The number of 64-bit words in which a rank sends a [`MemoryReport`].
 pub(super) const REPORT_WORDS: usize = size_of::<MemoryReport>() / size_of::<u64>();
+
+// Early data must fit into a queue while the receiver computes: a send of early data completes at once, and a rank that
+// leaves does not wait until they are read. A frame needs less space than credit, which counts 128 bytes for its header.
+const _: () = assert!(HostMemoryLayout::has_space_for(CREDIT_FRAMES_MAX, CREDIT_BYTES as usize));
 
 /// What a rank says about memory that other ranks have to open.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -49,7 +53,7 @@ impl MemoryReport {
         bytes: usize,
         create: impl FnOnce(usize, &[u8; TOKEN_BYTES]) -> io::Result<R>,
         location: impl FnOnce(&R) -> Option<SegmentLocation>,
-    ) -> (Self, Option<io::Result<R>>) {
+    ) -> (Self, io::Result<R>) {
         let token = rand::random();
         let created = create(bytes, &token);
         let report = match created.as_ref().ok().and_then(location) {
@@ -58,10 +62,9 @@ impl MemoryReport {
             }
             None => Self::without_memory(Self::HAS_NO_MEMORY),
         };
-        (report, Some(created))
+        (report, created)
     }
 
-    /// Opens the memory of the rank that has sent this report.
     pub(super) fn open<R>(
         &self,
         open: impl FnOnce(SegmentLocation, usize, &[u8; TOKEN_BYTES]) -> io::Result<R>,
@@ -76,18 +79,12 @@ impl MemoryReport {
 }
 
 pub(super) enum ShareError {
-    /// The job has failed.
     Failed(Error),
     /// Sharing memory is not possible, for this reason. No rank uses the memory.
     Impossible(String),
 }
 
 impl ShareError {
-    pub(super) fn impossible(why: impl Into<Box<dyn std::error::Error>>) -> Self {
-        Self::Impossible(why.into().to_string())
-    }
-
-    /// Returns why sharing memory is not possible, or the error of the job.
     pub(super) fn reason(self) -> Result<String, Error> {
         match self {
             Self::Failed(error) => Err(error),
@@ -127,8 +124,7 @@ impl Group {
         Ok(())
     }
 
-    /// Creates shared memory for the ranks of each host, or for no host if any host cannot create it. All ranks of the group have
-    /// to call this method.
+    /// Creates shared memory for the ranks of each host, if all hosts can. All ranks of the group have to call this method.
     fn share_memory_on_each_host(&mut self) -> Result<(), ShareError> {
         let machine = |rank: &Rank| self.machine_numbers.get(rank.index()).copied().unwrap_or_default();
         let machines: Vec<u32> = self.members.iter().map(machine).collect();
@@ -137,19 +133,12 @@ impl Group {
             Ok(stage_rounds) => Ok(stage_rounds),
             Err(error) => Err(error.reason()?),
         };
-        // Shared memory is used only if all ranks have it.
-        let mut have_all = [u8::from(stage_rounds.is_ok())];
-        self.all_reduce(&mut have_all, ReduceOp::Min)?;
-        let stage_rounds = stage_rounds.map_err(ShareError::Impossible)?;
-        if have_all != [1] {
-            return Err(ShareError::impossible("ranks of another host could not share memory"));
-        }
+        let stage_rounds = self.confirm(stage_rounds, Site::here(), |_| {})?;
         self.hierarchical_data = Some(HierarchicalData { layout, stage_rounds });
         Ok(())
     }
 
-    /// Creates the rounds of the first and of the last stage for the members on this host. Returns no rounds for a rank that is
-    /// alone on its host.
+    /// Creates the rounds of the first and of the last stage for the members on this host; none for a rank that is alone.
     fn new_stage_rounds(&self) -> Result<Vec<HostRounds>, ShareError> {
         if self.local_size() == WorldSize::ONE {
             return Ok(Vec::new());
@@ -185,6 +174,42 @@ impl Group {
         Ok(None)
     }
 
+    /// Makes the links between ranks of this host go through queues in shared memory, if all these ranks can map the memory.
+    /// All ranks of the job have to call this method.
+    pub(super) fn open_local_queues(&self) -> Result<(), Error> {
+        let ranks = self.local_size().as_usize();
+        if ranks == 1 {
+            return Ok(());
+        }
+        if ranks > HostMemoryLayout::RANKS_MAX {
+            let most = HostMemoryLayout::RANKS_MAX;
+            log::info!(
+                "the {ranks} ranks of this host exchange messages over TCP: there are more than {most}"
+            );
+            return Ok(());
+        }
+        let mut local = self.local_group();
+        let (members, own) = (Arc::clone(&local.members), local.rank.index());
+        let Some(job) = &self.job else { return Ok(()) };
+        let layout = HostMemoryLayout::new(ranks);
+        // Isolated groups have no port. There may be so many of them that long arenas would take too much memory.
+        let is_isolated = !job.driver.core().link_driver.transport.sockets.has_port();
+        let layout = if is_isolated { layout } else { layout.with_long_arenas() };
+        // A rank that has its queues may get the first entry of a peer before it knows itself that all ranks have theirs. So each
+        // rank adds its queues before it reports that it has the memory.
+        let added = local.share_segment(layout.bytes(), |memory| {
+            job.driver.core().link_driver.transport.add_queues(&Arc::new(memory), layout, &members, own);
+        });
+        if let Err(error) = added {
+            let why = error.reason()?;
+            job.driver.core().link_driver.transport.remove_queues();
+            log::info!("the ranks of this host exchange messages over TCP: {why}");
+            return Ok(());
+        }
+        job.driver.change_over_to_queues();
+        Ok(())
+    }
+
     /// Creates memory of `bytes` bytes for a group whose ranks are all on this host. All ranks of the group have to call this
     /// method. `prepare` is called before any other rank learns that all ranks have the memory.
     pub(super) fn share_segment<R>(
@@ -194,27 +219,34 @@ impl Group {
     ) -> Result<R, ShareError> {
         let (mut report, created) = match self.rank {
             Rank::ZERO => MemoryReport::create(bytes, Segment::create, Segment::location),
-            _ => (MemoryReport::zeroed(), None),
+            _ => (MemoryReport::zeroed(), Err(io::ErrorKind::NotFound.into())),
         };
-        let site = Site::here();
-        let spec = CollectiveSpec::Broadcast { count: REPORT_WORDS, root: Rank::ZERO };
         let words: &mut [u64; REPORT_WORDS] = bytemuck::cast_mut(&mut report);
-        self.run(&mut self.new_call::<u64>(spec, site), words)?;
+        self.broadcast(words, Rank::ZERO)?;
         let open = |location, _, token: &_| Segment::open(location, bytes, token);
-        let opened = created.unwrap_or_else(|| report.open(open));
+        let opened = if self.rank == Rank::ZERO { created } else { report.open(open) };
         // The file stays open until all ranks have opened it.
         let opened = opened.map(|mut segment| {
             let file = segment.take_file();
             (prepare(segment), file)
         });
-        // Shared memory is used only if all ranks have opened it. This direct all-gather also opens the links over which ranks
-        // wake each other.
+        // This direct all-gather also opens the links over which ranks wake each other.
         let set_direct = |contract: &mut Contract| contract.algorithm = Algorithm::Direct;
-        let all = self.gather_numbers([u64::from(opened.is_ok())], site, set_direct)?;
-        let (prepared, _file) = opened.map_err(ShareError::impossible)?;
+        self.confirm(opened, Site::here(), set_direct).map(|(prepared, _file)| prepared)
+    }
+
+    /// Returns this rank's memory if all ranks have theirs. `change` sets what the ranks agree on besides.
+    pub(super) fn confirm<R, E: fmt::Display>(
+        &mut self,
+        own: Result<R, E>,
+        site: Site,
+        change: impl FnOnce(&mut Contract),
+    ) -> Result<R, ShareError> {
+        let all = self.gather_numbers([u64::from(own.is_ok())], site, change)?;
+        let own = own.map_err(|error| ShareError::Impossible(error.to_string()))?;
         if all.contains(&[0]) {
-            return Err(ShareError::impossible("another rank could not open the memory"));
+            return Err(ShareError::Impossible("another rank could not open the memory of a peer".into()));
         }
-        Ok(prepared)
+        Ok(own)
     }
 }

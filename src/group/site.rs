@@ -6,7 +6,6 @@ use std::panic::Location;
 use crate::types::Site;
 
 thread_local! {
-    /// The site that the caller has set for this thread.
     static SET_SITE: Cell<Option<Site>> = const { Cell::new(None) };
 }
 

@@ -1,37 +1,40 @@
 //! The state of a group and of its job.
 
+use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::kept_plan::KeptPlans;
+use super::kept_plan::Plan;
 use super::options::{JoinOptions, OPERATION_TIMEOUT};
 use super::selection::AlgorithmSelection;
+use crate::engine::Settings;
 use crate::observe::recorder::Recorder;
 use crate::rendezvous::Member;
-use crate::runtime::driver::{Driver, Interrupt};
+use crate::runtime::driver::{Core, Driver, Interrupt};
 use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::host_rounds::HostRounds;
+use crate::runtime::last_used::LastUsed;
+use crate::runtime::link_driver::LinkDriver;
 use crate::runtime::measurements::{LinkBytes, Meter, Profile, Statistics};
 use crate::schedule::hierarchy::HostLayout;
 use crate::schedule::partition;
+use crate::transport::local_links::LinkTransport;
+use crate::transport::tcp::TcpTransport;
 use crate::types::{HOSTS_GROUP_BIT, RESULTS_GROUP_BIT, Rank, WorldSize};
 use crate::wire::Cause;
 
-/// The state that all groups of a job share.
 pub(super) struct SharedJob {
     pub(super) driver: Driver,
     /// A counter for numbering new groups whose first member is this rank.
     pub(super) next_group: AtomicU32,
-    /// The name of the congestion control; `None` for the host's default.
     pub(super) congestion: Option<String>,
     pub(super) streams: u8,
-    /// An all-reduce on the ring divides a long buffer into blocks. Each rank's chunk of a block has this many bytes. All ranks
-    /// have the same value.
+    /// The bytes of each rank's chunk of a block in an all-reduce on the ring. All ranks have the same value.
     pub(super) chunk_bytes: usize,
     /// Selects the algorithm of each operation. All ranks have the same value.
     pub(super) selection: AlgorithmSelection,
@@ -40,17 +43,30 @@ pub(super) struct SharedJob {
 }
 
 impl SharedJob {
-    /// Returns a job with one connection for each link, which cannot start other jobs.
-    pub(super) fn new(driver: Driver, chunk_bytes: usize) -> Self {
+    /// Returns a job over these sockets. `epoch` is the start of the engine's clock. Fails without an event queue.
+    pub(super) fn new(
+        (sockets, settings): (TcpTransport, Settings),
+        epoch: Instant,
+        (chunk_bytes, streams): (usize, u8),
+        origin: Option<Origin>,
+    ) -> io::Result<Self> {
+        let world = WorldSize::new(settings.host_names.len() as u32).unwrap_or(WorldSize::ONE);
+        let congestion = sockets.congestion().map(str::to_owned);
+        let link_driver = LinkDriver::new(settings, LinkTransport::new(sockets, world));
+        let failure_reporter = origin.as_ref().and_then(|origin| origin.failure_reporter.clone());
+        let (ranks_per_processor, interrupt) = origin
+            .as_ref()
+            .map_or((1, None), |origin| (origin.ranks_per_processor, origin.options.interrupt));
+        let core = Core::new(link_driver, failure_reporter);
+        let driver = Driver::new(core, epoch, ranks_per_processor, interrupt)?;
         let (next_group, selection) = (AtomicU32::new(1), AlgorithmSelection::default());
-        Self { driver, next_group, congestion: None, streams: 1, chunk_bytes, selection, origin: None }
+        Ok(Self { driver, next_group, congestion, streams, chunk_bytes, selection, origin })
     }
 }
 
 /// The options with which this rank joined its job. The rank starts isolated jobs with the same options.
 pub(super) struct Origin {
     pub(super) options: JoinOptions,
-    /// This rank's entry in the list of the job's ranks.
     pub(super) member: Member,
     /// The address of rank 0's host (see `Exchanged`).
     pub(super) host_of_rank_0: Option<IpAddr>,
@@ -63,8 +79,7 @@ pub(super) struct Origin {
 pub(super) struct HierarchicalData {
     pub(super) layout: HostLayout,
     /// The rounds of the first stage and of the last stage, until the first hierarchical collective hands them over to the core.
-    /// An operation that waits for the network does not delay the first stage of the following operation. Empty if this rank is
-    /// alone on its host.
+    /// Empty if this rank is alone on its host.
     pub(super) stage_rounds: Vec<HostRounds>,
 }
 
@@ -90,30 +105,25 @@ pub struct Group {
     pub(super) world: WorldSize,
     /// For each rank of the job, the number of the rank's machine. Ranks with the same number are on the same machine.
     pub(super) machine_numbers: Arc<[u32]>,
-    /// The maximum time of one operation.
     pub(super) timeout: Duration,
     /// In a world of one rank: the job that carries the rank's messages to itself. The first message creates this job.
     pub(super) self_job: Arc<OnceLock<Arc<SharedJob>>>,
     /// In a world of one rank: the error that all calls return after [`Group::abort`].
     pub(super) abort_error: Arc<OnceLock<Error>>,
     pub(super) shares_memory: bool,
-    /// If all members share memory: the rounds of collectives in this memory. A blocking collective uses them without a lock, in
-    /// the thread that calls it. `None` while the core has the rounds, because of an asynchronous collective.
+    /// If all members share memory: the rounds of collectives in this memory, which a blocking collective uses without a lock.
+    /// `None` while the core has the rounds, because of an asynchronous collective.
     pub(super) host_rounds: Option<Box<HostRounds>>,
-    /// The last plans of collectives in shared memory.
-    pub(super) kept_plans: KeptPlans,
-    /// The data for hierarchical collectives; `None` if all members are on one host, or if the members on a host do not share
-    /// memory.
+    pub(super) kept_plans: LastUsed<Box<Plan>>,
+    /// The data for hierarchical collectives; `None` if all members are on one host, or if those on a host share no memory.
     pub(super) hierarchical_data: Option<HierarchicalData>,
-    /// The number of compressed collectives.
     pub(super) compressed_calls: u64,
-    /// Records what this rank does; `None` if nothing is recorded.
     pub(super) recorder: Option<Arc<Recorder>>,
-    /// When the group and all its messengers have been dropped, this value tells the engine.
+    /// The group and all its messengers share this value.
     pub(super) retirement: Arc<GroupRetirement>,
 }
 
-/// Tells the engine, when this value is dropped, that a group was dropped. Holds the job and the number of the group.
+/// Tells the engine, when it is dropped, that the group of this job and with this number was dropped.
 pub(super) struct GroupRetirement(pub(super) Option<(Arc<SharedJob>, u32)>);
 
 impl Drop for GroupRetirement {
@@ -142,7 +152,7 @@ impl Group {
             abort_error: Arc::default(),
             shares_memory: false,
             host_rounds: None,
-            kept_plans: KeptPlans::default(),
+            kept_plans: LastUsed::new(),
             hierarchical_data: None,
             compressed_calls: 0,
             recorder: None,
@@ -171,15 +181,13 @@ impl Group {
         WorldSize::new(self.local_members().count() as u32).unwrap_or(WorldSize::ONE)
     }
 
-    /// Returns the members on this rank's host, as ranks of the job.
     pub(super) fn local_members(&self) -> impl Iterator<Item = Rank> {
         let machine = |rank: Rank| self.machine_numbers.get(rank.index());
         let own = machine(self.members[self.rank.index()]);
         self.members.iter().copied().filter(move |&rank| machine(rank) == own)
     }
 
-    /// Returns whether all members share memory. Their collectives then use no links, and compress nothing. All members return
-    /// the same.
+    /// Returns whether all members share memory, so that their collectives use no links. All members return the same.
     pub fn shares_memory(&self) -> bool {
         self.shares_memory || self.world == WorldSize::ONE
     }
@@ -232,22 +240,19 @@ impl Group {
         job.map(|job| job.driver.core().link_driver.link_bytes().collect()).unwrap_or_default()
     }
 
-    /// Switches the profile of the job's operations on this rank ([`Group::profile`]) on or off, for all groups. At first,
-    /// the profile is off. While the profile is on, the clock is read twice for each attempt to send, to receive or to wait,
-    /// and for each segment that is reduced. In a world of one rank, the profile stays empty.
+    /// Switches the profile of the job's operations on this rank ([`Group::profile`]) on or off, for all groups. It is off at
+    /// first. In a world of one rank, it stays empty.
     pub fn set_profiling(&self, is_on: bool) {
         self.meter().switch(is_on);
     }
 
-    /// Returns how long the job's operations on this rank, in all groups, have sent, received, reduced and waited while
-    /// the profile was on.
+    /// Returns how the job's operations on this rank, in all groups, have spent their time while the profile was on.
     pub fn profile(&self) -> Profile {
         self.meter().profile()
     }
 
-    /// Returns the file descriptors of the job's sockets. If a program forks, the child process should close its copies of
-    /// these descriptors. Otherwise peers do not notice when the parent process ends. The child process must not use or drop
-    /// the group.
+    /// Returns the file descriptors of the job's sockets. A forked child process should close its copies. Otherwise peers do
+    /// not notice when the parent process ends. The child process must not use or drop the group.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let job = self.job.as_ref().or_else(|| self.self_job.get());
         job.map(|job| job.driver.core().link_driver.transport.sockets.descriptors()).unwrap_or_default()
@@ -256,23 +261,21 @@ impl Group {
     /// Returns the host of a rank of the group, for use in errors: its name and address.
     pub(crate) fn host(&self, rank: Rank) -> String {
         let rank_in_job = self.members[rank.index()];
-        let host = |job: &Arc<SharedJob>| job.driver.core().link_driver.engine().host(rank_in_job);
+        let host = |job: &Arc<SharedJob>| job.driver.core().link_driver.engine.host(rank_in_job);
         self.job.as_ref().map_or_else(|| "this host".into(), host)
     }
 
-    /// Returns the interrupt function with which this rank joined its job.
     pub(crate) fn interrupt(&self) -> Option<Interrupt> {
         self.job.as_ref()?.origin.as_ref()?.options.interrupt
     }
 
-    /// Returns the meter of the job's profile. In a world of one rank, the meter measures nothing.
+    /// Returns the meter of the job's profile; in a world of one rank, a meter of nothing.
     pub(super) fn meter(&self) -> Meter {
         self.job.as_ref().map(|job| job.driver.meter().clone()).unwrap_or_default()
     }
 
-    /// Returns the chunk of `rank`: the range of elements that belong to `rank` in [`Group::reduce_scatter`] and
-    /// [`Group::all_gather`] of a buffer of `count` elements. The chunks are in rank order, and their lengths differ by at
-    /// most one element.
+    /// Returns the chunk of `rank`: its range of elements in [`Group::reduce_scatter`] and [`Group::all_gather`] of a buffer of
+    /// `count` elements. The chunks are in rank order, and their lengths differ by at most one element.
     pub fn chunk(&self, count: usize, rank: Rank) -> Range<usize> {
         partition::chunk(count, self.world, rank)
     }

@@ -1,5 +1,4 @@
-//! The number of connections of each link: a requested number, or the number that a measurement at the start of the job finds
-//! faster.
+//! The number of connections of each link: a requested number, or the one that a measurement at the start finds faster.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,7 +26,6 @@ impl Streams {
         (1..=STREAMS_MAX).contains(&count).then_some(Self { count })
     }
 
-    /// Encodes the setting for the rendezvous. 0 means [`Streams::AUTO`].
     pub(super) fn to_byte(self) -> u8 {
         self.count
     }

@@ -14,7 +14,7 @@ use crate::observe::timeline::TimelineContent;
 use crate::types::{Rank, SETUP_GROUP, counted};
 
 /// The longest timeline of a rank that rank 0 accepts, in bytes. With the limits of operations and spans, it has some 100 MB.
-const TIMELINE_BYTES_MAX: u64 = 256 << 20;
+const TIMELINE_BYTES_MAX: usize = 256 << 20;
 
 /// A timeline that rank 0 has written.
 #[derive(Clone, PartialEq, Debug)]
@@ -56,9 +56,9 @@ impl fmt::Display for TimelineReport {
     }
 }
 
-/// What rank 0 needs to know of a rank's timeline, as numbers of a message: the length in bytes, the number of operations, the
-/// number of events that were left out, and the error of the clock in nanoseconds.
-type TimelineSummary = [u64; 4];
+/// What rank 0 needs to know of a rank's timeline, as numbers of a message: the number of operations, the number of events that
+/// were left out, and the error of the clock in nanoseconds.
+type TimelineSummary = [u64; 3];
 
 impl Group {
     /// Ends the timeline, and writes it to the file of [`JoinOptions::recording`](super::JoinOptions::recording) on rank 0,
@@ -94,7 +94,7 @@ impl Group {
         let bytes = perfetto::encode(content, clock);
         let operations = content.operations.len() as u64;
         let left_out = content.left_out.operations + content.left_out.spans + content.left_out.parts;
-        let summary: TimelineSummary = [bytes.len() as u64, operations, left_out, clock.error_ns() as u64];
+        let summary: TimelineSummary = [operations, left_out, clock.error_ns() as u64];
         if self.rank != Rank::ZERO {
             self.send(&summary, Rank::ZERO, CLOCK_TAG)?;
             self.send(&bytes, Rank::ZERO, CLOCK_TAG)?;
@@ -104,36 +104,24 @@ impl Group {
         let mut file = File::create(&path).and_then(|mut file| file.write_all(&bytes).map(|()| file));
         let mut all = vec![summary];
         for peer in self.world.ranks().skip(1) {
-            let (summary, bytes) = self.receive_timeline(peer)?;
+            let mut summary: TimelineSummary = [0; 3];
+            self.receive(&mut summary, peer, CLOCK_TAG)?;
+            let bytes = self.receive_async::<u8>(TIMELINE_BYTES_MAX, peer, CLOCK_TAG)?.wait()?.elements;
             file = file.and_then(|mut file| file.write_all(&bytes).map(|()| file));
             all.push(summary);
         }
         Ok(Some(make_report(path, &all, file.err())))
     }
-
-    fn receive_timeline(&self, peer: Rank) -> Result<(TimelineSummary, Vec<u8>), Error> {
-        let mut summary: TimelineSummary = [0; 4];
-        self.receive(&mut summary, peer, CLOCK_TAG)?;
-        if summary[0] > TIMELINE_BYTES_MAX {
-            let bytes = summary[0];
-            return Err(
-                self.abort(&format!("the timeline of rank {peer} has {bytes} bytes, which is too long"))
-            );
-        }
-        let mut bytes = vec![0u8; summary[0] as usize];
-        self.receive(&mut bytes, peer, CLOCK_TAG)?;
-        Ok((summary, bytes))
-    }
 }
 
 fn make_report(path: PathBuf, all: &[TimelineSummary], error: Option<io::Error>) -> TimelineReport {
     let sum = |index: usize| all.iter().map(|summary| summary[index]).fold(0, u64::saturating_add);
-    let error_ns = all.iter().map(|summary| summary[3]).max().unwrap_or_default();
+    let error_ns = all.iter().map(|summary| summary[2]).max().unwrap_or_default();
     TimelineReport {
         path,
         ranks: all.len() as u32,
-        operations: sum(1),
-        left_out: sum(2),
+        operations: sum(0),
+        left_out: sum(1),
         clock_error_us: error_ns as f64 / 1e3,
         problem: error.map(|error| error.to_string()),
     }

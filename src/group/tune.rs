@@ -43,11 +43,8 @@ const STREAM_ROUNDS: usize = 5;
 const MEASUREMENT_NS: f64 = 4e6;
 /// The number of bytes that each rank sends in a probe, from which the length of the measurements is computed.
 const PROBE_BYTES: usize = 64 << 10;
-/// The number of probes. The fastest one counts.
 const PROBES: usize = 3;
-/// The least bytes that each rank sends in a measurement.
 const MEASUREMENT_BYTES_MIN: usize = 64 << 10;
-/// The most bytes that each rank sends in a measurement.
 const MEASUREMENT_BYTES_MAX: usize = 8 << 20;
 
 /// Makes all ranks use rank 0's algorithms and transport, opens queues between the ranks of each host, and measures the cost of
@@ -81,8 +78,7 @@ impl Group {
     }
 }
 
-/// Sends rank 0's transport and algorithms to all ranks. Returns them. If this rank does not know one of them, because rank 0 has
-/// another version, this rank stops the job.
+/// Returns rank 0's algorithms and transport. A rank of another version that does not know them stops the job.
 fn broadcast_options(
     group: &mut Group,
     own_options: &(u8, String),
@@ -101,8 +97,7 @@ fn broadcast_options(
     )))
 }
 
-/// Measures the cost of links: times short and long all-gathers on the ring and, in a small world, a direct all-gather. The
-/// times of the slowest rank count.
+/// Measures the cost of links: the slowest times of short and long all-gathers on the ring and, in a small world, direct ones.
 fn measure_link_cost(group: &mut Group) -> Result<LinkCost, Error> {
     let n = group.size().as_usize();
     let is_small = n <= DIRECT_WORLD_MAX;
@@ -142,13 +137,11 @@ fn measure_link_cost(group: &mut Group) -> Result<LinkCost, Error> {
     Ok(LinkCost { latency_ns: costs_ns[0], overhead_ns: costs_ns[1], ns_per_byte: costs_ns[2] })
 }
 
-/// Returns the number of rounds, of which one takes `round_ns` nanoseconds: at most `rounds_max`, and fewer if that many rounds
-/// would take more than [`ALL_ROUNDS_NS`].
+/// Returns the number of rounds, of which one takes `round_ns`: at most `rounds_max`, and fewer within [`ALL_ROUNDS_NS`].
 fn round_count(round_ns: f64, rounds_max: usize) -> usize {
     ((ALL_ROUNDS_NS / round_ns) as usize).clamp(ROUNDS_MIN, rounds_max)
 }
 
-/// Returns the time in nanoseconds of an all-gather with `algorithm` of `bytes` bytes from each rank.
 fn time_all_gather(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f64, Error> {
     let algorithms = algorithm.parse().unwrap_or_default();
     let selection = AlgorithmSelection { algorithms, ..AlgorithmSelection::default() };
@@ -161,8 +154,7 @@ fn time_all_gather(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f
     Ok(started.elapsed().as_nanos() as f64)
 }
 
-/// Returns the median of the times; of an even number of times, the lower one of the two in the middle. There must be at least
-/// one time.
+/// Returns the median of the times, which are at least one; of an even number of times, the lower of the two in the middle.
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[(times.len() - 1) / 2]
@@ -188,7 +180,6 @@ fn choose_streams_by_measurement(group: &mut Group, local_transport: LocalTransp
     Ok(())
 }
 
-/// Measures an all-gather with one connection and with several connections, and returns the faster number of connections.
 fn measure_faster_count(group: &mut Group) -> Result<u8, Error> {
     // The first call opens the connections, so its time does not count.
     time_with_streams(group, MEASURED_STREAMS, PROBE_BYTES)?;
@@ -218,8 +209,6 @@ fn measure_faster_count(group: &mut Group) -> Result<u8, Error> {
     Ok(if several_ns <= one_ns * (1.0 - MIN_GAIN) { MEASURED_STREAMS } else { 1 })
 }
 
-/// Returns the time in nanoseconds of an all-gather of `bytes` bytes from each rank on the ring, with `count` connections for
-/// each link.
 fn time_with_streams(group: &mut Group, count: u8, bytes: usize) -> Result<f64, Error> {
     group.with_job(|job| job.driver.core().link_driver.transport.sockets.use_streams(count));
     time_all_gather(group, "ring", bytes)
@@ -230,8 +219,7 @@ mod tests {
     use super::*;
     use crate::wire::Cause;
 
-    /// A fast network has all rounds. A network with a latency of 50 ms, on which a round of 16 ranks takes more than a second,
-    /// has the least number.
+    /// A fast network has all rounds. A network on which a round takes more than a second has the least number.
     #[test]
     fn slow_links_are_timed_less_often() {
         for (round_ns, rounds) in [(0.0, 15), (1e6, 15), (1e7, 10), (4e7, 2), (2e9, 2)] {
@@ -240,8 +228,7 @@ mod tests {
         assert_eq!(round_count(1e6, ROUNDS_MAX_LARGE), 5);
     }
 
-    /// In an earlier version, a rank that did not know rank 0's algorithm used another one, and waited for messages that no rank
-    /// sends.
+    /// In an earlier version, a rank that did not know rank 0's algorithm waited for messages that no rank sends.
     #[test]
     fn options_of_rank_0_that_this_rank_does_not_know_stop_the_job() {
         let known = broadcast_options(&mut Group::solo(), &(2, "ring:0-max".into())).unwrap();
@@ -254,11 +241,5 @@ mod tests {
             assert!(matches!(error.cause(), Some(Cause::Aborted { rank: Rank::ZERO, .. })), "{error}");
             assert!(error.to_string().contains(expected), "{error}");
         }
-    }
-
-    #[test]
-    fn the_median_of_two_times_is_the_lower_one() {
-        assert_eq!(median(vec![3.0, 1.0]), 1.0);
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::call::layout_digest;
 use super::kept_plan::{MemoryAccess, Places, Plan};
 use super::parts::TOTAL_TOO_LARGE;
 use super::plan::{Verb, VerbArguments};
@@ -14,14 +15,12 @@ use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::types::{Element, Operation, Rank, Site};
 
-/// The error if the root's input does not have the number of elements that the call gives.
 const WRONG_ROOT_LENGTH: Error =
     Error::InvalidCounts("the count, or the sum of the counts, is not the length of the root's input");
 
 /// The verb of [`Group::barrier`], which has no buffer.
 pub(super) struct Barrier;
 
-/// Implements the trait of verbs.
 macro_rules! verbs {
     ($(impl[$($generics:tt)*] $verb:ty, $in_place:tt: |$this:ident| $arguments:expr;)+) => { $(
         impl<T: Element, $($generics)*> Verb<T, $in_place> for $verb {
@@ -82,7 +81,6 @@ impl<T: Element> VerbArguments<'_, T> {
         matches!(self.operation, Operation::Broadcast | Operation::Scatter)
     }
 
-    /// Returns a new plan for a buffer or an input of `count` elements.
     pub(super) fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
         group.check_root(self.root)?;
         let spec = self.spec(group, count)?;
@@ -92,11 +90,13 @@ impl<T: Element> VerbArguments<'_, T> {
             return Err(WRONG_ROOT_LENGTH);
         }
         let mut call = group.new_call::<T>(spec, site);
-        call.set_counts(self.counts);
+        // The ranks compare the lengths of uneven parts.
+        let digest = |counts: &[usize]| layout_digest(counts.iter().copied());
+        call.request.contract.layout = self.counts.map_or(0, digest);
         if let Some(reducer) = self.reducer {
             reducer.set_reduction(&mut call)?;
         }
-        Ok(Plan { call, places, key: None, short: None })
+        Ok(Plan { call, places, key: None })
     }
 
     fn spec(&self, group: &Group, count: usize) -> Result<CollectiveSpec, Error> {
@@ -145,7 +145,6 @@ impl<T: Element> VerbArguments<'_, T> {
     }
 }
 
-/// Returns the places of the input and the result of a collective on this rank.
 fn places_of(spec: &CollectiveSpec, group: &Group) -> Result<Places, Error> {
     let rank = group.rank;
     Ok(match spec {

@@ -1,5 +1,4 @@
-//! The verbs of collectives. [`Group::call`](super::Group::call) takes a verb with its options, and a method of
-//! [`Collective`] runs it.
+//! The verbs of collectives, which [`Group::call`](super::Group::call) takes. A method of [`Collective`] runs them.
 //!
 //! | verb | input of a rank | result of a rank | in place |
 //! |---|---|---|---|
@@ -31,18 +30,12 @@
 //! group.call(AllToAll::new().counts(&[1], &[1])).run(&mut [1.0f32]);
 //! ```
 //!
-//! Only `f32` can be compressed, and only an all-reduce compresses:
+//! Only `f32` can be compressed:
 //!
 //! ```compile_fail
 //! # use ringtrain::{Compression, Group, ReduceOp, verbs::AllReduce};
 //! # let mut group = Group::solo();
 //! group.call(AllReduce::new(ReduceOp::Sum).compressed(Compression::Bf16)).run(&mut [1.0f64]);
-//! ```
-//!
-//! ```compile_fail
-//! # use ringtrain::{Compression, Group, ReduceOp, verbs::Scan};
-//! # let mut group = Group::solo();
-//! group.call(Scan::new(ReduceOp::Sum).compressed(Compression::Bf16)).run(&mut [1.0f32]);
 //! ```
 //!
 //! A function has the element type of the buffer:
@@ -96,8 +89,7 @@ reducing_verbs! {
     /// # Ok::<(), ringtrain::Error>(())
     /// ```
     AllReduce;
-    /// Each rank gets the reduction of the buffers of rank 0 up to and including this rank; see
-    /// [`Group::scan`](super::Group::scan).
+    /// Each rank gets the reduction of the buffers up to and including its own; see [`Group::scan`](super::Group::scan).
     Scan;
     /// Each rank gets the reduction of the buffers of all lower ranks. Rank 0 has no result: it gets an empty vector, and its
     /// buffer or output does not change. [`ReduceOp::Average`] is not defined.
@@ -125,8 +117,7 @@ impl AllReduce<ReduceOp> {
 }
 
 impl ReduceScatter<ReduceOp> {
-    /// Encodes the elements that the ranks send, as [`AllReduce::compressed`] does, unless all ranks share memory. The result of
-    /// a rank is not rounded again.
+    /// Encodes what the ranks send over links, as [`AllReduce::compressed`] does. The result of a rank is not rounded again.
     pub fn compressed(self, compressor: impl Into<Compressor>) -> ReduceScatter<Compressed> {
         let reducer = Compressed { op: self.reducer, compressor: compressor.into() };
         ReduceScatter { reducer, counts: self.counts }
@@ -135,16 +126,6 @@ impl ReduceScatter<ReduceOp> {
 
 /// The root gets the reduction of all ranks' buffers. The other ranks have no result, and their buffers in place then hold
 /// partial results; see [`Group::reduce`](super::Group::reduce).
-///
-/// ```
-/// use ringtrain::verbs::Reduce;
-/// use ringtrain::{Group, Rank, ReduceOp};
-///
-/// let mut group = Group::from_environment()?;
-/// let largest = group.call(Reduce::to(Rank::ZERO, ReduceOp::Max)).run_from(&[1.0f32, 2.0])?;
-/// assert_eq!(largest.is_empty(), group.rank() != Rank::ZERO);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug)]
 #[must_use = "pass the verb to `Group::call`"]
 pub struct Reduce<R> {
@@ -214,8 +195,7 @@ impl AllGather {
     }
 }
 
-/// The root gets the parts of all ranks, in rank order. The other ranks have no result. Without `counts`, separate inputs must
-/// have the same length on all ranks.
+/// The root gets the parts of all ranks, in rank order. Without `counts`, separate inputs have the same length on all ranks.
 #[derive(Clone, Debug)]
 #[must_use = "pass the verb to `Group::call`"]
 pub struct Gather {
@@ -262,26 +242,13 @@ impl Broadcast {
         Self { root, count: () }
     }
 
-    /// Takes separate inputs. The root's input has `count` elements, and all ranks pass this count. The inputs of the other
-    /// ranks are ignored.
+    /// Takes separate inputs. All ranks pass the length of the root's input, and only the root's input is used.
     pub fn count(self, count: usize) -> Broadcast<usize> {
         Broadcast { root: self.root, count }
     }
 }
 
 /// Each rank gets one part of the root's buffer.
-///
-/// ```
-/// use ringtrain::verbs::Scatter;
-/// use ringtrain::{Group, Rank};
-///
-/// let mut group = Group::from_environment()?;
-/// let count = 10 * group.size().as_usize();
-/// let all = if group.rank() == Rank::ZERO { vec![1.0f32; count] } else { Vec::new() };
-/// let own = group.call(Scatter::from(Rank::ZERO).count(count)).run_from(&all)?;
-/// assert_eq!(own.len(), 10);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug)]
 #[must_use = "pass the verb to `Group::call`"]
 pub struct Scatter<N = ()> {
@@ -295,8 +262,7 @@ impl Scatter {
         Self { root, parts: () }
     }
 
-    /// Takes separate inputs. The root's input has `count` elements in even parts, and all ranks pass this count. The inputs of
-    /// the other ranks are ignored.
+    /// Takes separate inputs. All ranks pass the length of the root's input, which has even parts. Only the root's input is used.
     pub fn count(self, count: usize) -> Scatter<usize> {
         Scatter { root: self.root, parts: count }
     }
@@ -335,8 +301,7 @@ impl AllToAll {
         Self::default()
     }
 
-    /// Sends `sent[r]` elements to rank r, and receives `received[r]` elements from rank r. If a rank's count differs from the
-    /// count of the other rank, the job fails.
+    /// Sends `sent[r]` elements to rank r, and receives `received[r]` from it. If the counts of two ranks differ, the job fails.
     pub fn counts(self, sent: &[usize], received: &[usize]) -> AllToAll<[Vec<usize>; 2]> {
         AllToAll { counts: [sent.to_vec(), received.to_vec()] }
     }

@@ -7,20 +7,6 @@ use ndarray::{ArrayBase, Data, DataMut, Dimension};
 use super::error::Error;
 use crate::types::Element;
 
-/// Memory that a collective reads and writes in place.
-pub trait Buffer {
-    /// The element type.
-    type Element: Element;
-
-    /// Returns the elements, which are contiguous in memory.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NotContiguous`] for an array that is not in standard (row-major, contiguous) layout. If the ranks had
-    /// different layouts, a collective would reduce elements that do not belong together.
-    fn elements_mut(&mut self) -> Result<&mut [Self::Element], Error>;
-}
-
 /// Memory that a collective or a message only reads.
 pub trait Input {
     /// The element type.
@@ -30,8 +16,19 @@ pub trait Input {
     ///
     /// # Errors
     ///
-    /// [`Error::NotContiguous`], as [`Buffer::elements_mut`].
+    /// [`Error::NotContiguous`] for an array that is not in standard (row-major, contiguous) layout. If the ranks had
+    /// different layouts, a collective would reduce elements that do not belong together.
     fn elements(&self) -> Result<&[Self::Element], Error>;
+}
+
+/// Memory that a collective reads and writes in place.
+pub trait Buffer: Input {
+    /// Returns the elements, which are contiguous in memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotContiguous`], as [`Input::elements`].
+    fn elements_mut(&mut self) -> Result<&mut [Self::Element], Error>;
 }
 
 /// Memory that an asynchronous operation owns until the operation ends: a vector, or a
@@ -65,8 +62,6 @@ pub(crate) mod sealed {
 macro_rules! impl_buffer_of_slice {
     ($($buffer:ty $(, const $length:ident)?;)+) => { $(
         impl<T: $crate::types::Element $(, const $length: usize)?> $crate::runtime::buffer::Buffer for $buffer {
-            type Element = T;
-
             fn elements_mut(&mut self) -> Result<&mut [T], $crate::runtime::error::Error> {
                 Ok(self)
             }
@@ -95,8 +90,6 @@ where
     S::Elem: Element,
     D: Dimension,
 {
-    type Element = S::Elem;
-
     fn elements_mut(&mut self) -> Result<&mut [S::Elem], Error> {
         self.as_slice_mut().ok_or(Error::NotContiguous)
     }
@@ -124,12 +117,10 @@ pub(crate) struct BufferAccess<'a> {
 }
 
 impl<'a> BufferAccess<'a> {
-    /// Returns a range of the output; `None` if the range is not completely in the output.
     pub(super) fn into_bytes_mut(self, range: &Range<usize>) -> Option<&'a mut [u8]> {
         self.output.get_mut(output_range(self.input.len(), range)?)
     }
 
-    /// Returns the number of bytes of input and output together.
     pub(crate) fn len(&self) -> usize {
         self.input.len() + self.output.len()
     }

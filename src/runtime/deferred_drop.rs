@@ -8,7 +8,6 @@ use std::ops::Deref;
 pub(crate) type Deferred = Option<Vec<Box<dyn Any + Send>>>;
 
 thread_local! {
-    /// The number of core locks that this thread holds.
     static LOCKS: Cell<usize> = const { Cell::new(0) };
     /// Whether `DEFERRED` has values. To look at this costs less, because it needs no destructor.
     static HAS_DEFERRED: Cell<bool> = const { Cell::new(false) };

@@ -1,9 +1,7 @@
-//! The local work of a two-step exchange: encodes this rank's contributions, reduces those of all ranks to its own chunk, and
-//! decodes the results of the other chunks.
+//! The local work of a two-step exchange: encodes contributions, reduces them to the rank's own chunk, and decodes results.
 //!
 //! The owner of a chunk replaces its result by the decoded encoding, so all ranks get the same bits. With error feedback, a rank
-//! keeps what its encodings lack: of its contributions, and of the result of its own chunk. A rank adds its own contribution to
-//! its own chunk without encoding it.
+//! keeps what its encodings of contributions and results lack. It adds its own contribution to its own chunk without encoding it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,12 +24,12 @@ pub(crate) struct Encoding {
 }
 
 pub(crate) struct EncodedBlock {
-    encoding: Encoding,
+    pub(crate) encoding: Encoding,
     pub(crate) exchange: TwoStepExchange,
     pub(crate) elements: Memory,
     /// The index of the block's first element in the buffer of the call.
-    start: usize,
-    scratch: Vec<f32>,
+    pub(crate) start: usize,
+    pub(crate) scratch: Vec<f32>,
 }
 
 struct ChunkPlace {
@@ -40,7 +38,6 @@ struct ChunkPlace {
     keys: RandomKeys,
 }
 
-/// A chunk of another rank that does not decode.
 #[derive(Debug)]
 pub(crate) struct InvalidChunk {
     /// The rank of the job that sent the chunk.
@@ -49,14 +46,6 @@ pub(crate) struct InvalidChunk {
 }
 
 impl EncodedBlock {
-    pub(crate) fn new(
-        encoding: Encoding,
-        exchange: TwoStepExchange,
-        (elements, start): (Memory, usize),
-    ) -> Self {
-        Self { encoding, exchange, elements, start, scratch: Vec::new() }
-    }
-
     /// Returns the number of elements whose encodings this rank sends in both steps, and the number of their words.
     pub(crate) fn sent_elements_and_words(&self) -> (u64, u64) {
         let (mut elements, mut words) = (0, 0);
@@ -92,8 +81,7 @@ impl EncodedBlock {
     }
 
     /// Reduces the contributions of all ranks to this rank's own chunks, in the order of the participants after this rank's own
-    /// contribution. Encodes the results for the second step, if there is one. Returns [`InvalidChunk`] if a contribution does
-    /// not decode.
+    /// one. Encodes the results for the second step, if there is one. Returns [`InvalidChunk`] if a contribution does not decode.
     pub(crate) fn reduce(&mut self, workspace: &mut [u32]) -> Result<(), InvalidChunk> {
         let Self { encoding, exchange, elements, start, scratch } = self;
         let values = values_of(elements);
@@ -114,7 +102,6 @@ impl EncodedBlock {
         Ok(())
     }
 
-    /// Decodes the results of the chunks of the other ranks. Returns [`InvalidChunk`] if a result does not decode.
     pub(crate) fn decode(&mut self, workspace: &[u32]) -> Result<(), InvalidChunk> {
         let Self { encoding, exchange, elements, start, .. } = self;
         let values = values_of(elements);
@@ -131,7 +118,6 @@ impl EncodedBlock {
 }
 
 impl Encoding {
-    /// Returns the place of a chunk of a block that begins at the element `start` of the buffer, in a step of the exchange.
     fn place(&self, start: usize, chunk: &Range<usize>, step: u64) -> ChunkPlace {
         let elements = start + chunk.start..start + chunk.end;
         let shared = mix(self.call.seed ^ mix(elements.start as u64));
@@ -150,10 +136,9 @@ impl Encoding {
         })
     }
 
-    /// Replaces values by their decoded encoding.
     fn round(&self, values: &mut [f32], words: &mut [u32], keys: RandomKeys) {
         self.codec.encode(values, keys, words);
-        self.decode_own(words, keys, values);
+        self.codec.decode(words, keys, values).expect("a codec decodes its own encoding");
     }
 
     /// Encodes a contribution. With error feedback, adds the errors to the values first, and stores what the encoding lacks.
@@ -170,9 +155,7 @@ impl Encoding {
                 let (values, errors, words) =
                     (&values[tile.clone()], &mut errors[tile], &mut words[tile_words]);
                 errors.iter_mut().zip(values).for_each(|(error, value)| *error += value);
-                self.codec.encode(errors, keys, words);
-                scratch.resize(values.len(), 0.0);
-                self.decode_own(words, keys, scratch);
+                self.round_into(errors, words, keys, scratch);
                 for (error, decoded) in errors.iter_mut().zip(&*scratch) {
                     *error = finite_or_zero(*error - decoded);
                 }
@@ -208,8 +191,7 @@ impl Encoding {
         Ok(())
     }
 
-    /// Encodes the result of this rank's own chunk, and replaces it by what the other ranks decode. Stores the error of the
-    /// result.
+    /// Encodes the result of this rank's own chunk, and replaces it by what the other ranks decode. Stores the error.
     fn encode_result(
         &self,
         result: &mut [f32],
@@ -223,9 +205,7 @@ impl Encoding {
             let divisor = self.divisor as f32;
             for (tile, tile_words) in self.tiles(result.len()) {
                 let (result, words) = (&mut result[tile.clone()], &mut words[tile_words]);
-                self.codec.encode(result, keys, words);
-                scratch.resize(result.len(), 0.0);
-                self.decode_own(words, keys, scratch);
+                self.round_into(result, words, keys, scratch);
                 for ((error, value), decoded) in errors[tile].iter_mut().zip(&*result).zip(&*scratch) {
                     *error = finite_or_zero((value - decoded) * divisor);
                 }
@@ -234,8 +214,11 @@ impl Encoding {
         });
     }
 
-    fn decode_own(&self, words: &[u32], keys: RandomKeys, values: &mut [f32]) {
-        self.codec.decode(words, keys, values).expect("a codec decodes its own encoding");
+    /// Encodes values, and decodes them into `decoded`.
+    fn round_into(&self, values: &[f32], words: &mut [u32], keys: RandomKeys, decoded: &mut Vec<f32>) {
+        self.codec.encode(values, keys, words);
+        decoded.resize(values.len(), 0.0);
+        self.codec.decode(words, keys, decoded).expect("a codec decodes its own encoding");
     }
 }
 

@@ -1,10 +1,10 @@
 //! The errors of a group's operations.
 
+use crate::engine::Failure;
 use crate::types::{DType, Rank, ReduceOp, WorldSize, debug_as_display};
 use crate::wire::Cause;
 
-/// The error of an operation. After [`Error::Failed`] the group cannot be used: every later operation returns the same
-/// error.
+/// The error of an operation. After [`Error::Failed`], every later operation of the group returns the same error.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -30,12 +30,10 @@ pub enum Error {
     /// A count or a length is invalid or too large. Nothing has been sent, and the group can still be used.
     #[error("{0}")]
     InvalidCounts(&'static str),
-    /// A rank already has the maximum number of buffers of [`Group::alloc`](crate::Group::alloc). The group can still be
-    /// used.
+    /// A rank already has the maximum number of buffers of `Group::alloc`. The group can still be used.
     #[error("a rank of the group already has {0} shared buffers of the group; drop some of them first")]
     TooManyBuffers(usize),
-    /// A message cannot be sent to, or received from, this rank. Nothing has been sent, and the group can still be
-    /// used.
+    /// No message can go to, or come from, this rank. Nothing has been sent, and the group can still be used.
     #[error("rank {peer} is not a rank of this group of {world}")]
     InvalidPeer {
         /// The requested rank.
@@ -109,6 +107,12 @@ pub struct Status {
     pub count: usize,
 }
 
+impl From<&Failure> for Error {
+    fn from(Failure { cause, reported_by }: &Failure) -> Self {
+        Self::Failed { cause: cause.clone(), reported_by: *reported_by }
+    }
+}
+
 impl Error {
     /// Returns the root cause, if the job failed.
     pub fn cause(&self) -> Option<&Cause> {
@@ -133,5 +137,20 @@ fn accepted_types(op: ReduceOp) -> &'static str {
         | ReduceOp::LogicalOr
         | ReduceOp::LogicalXor
         | ReduceOp::PreMulSum => "it takes plain numbers",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_an_undefined_reduction_names_the_types_that_have_it() {
+        let text = |op, dtype| format!("{:?}", Error::Unsupported { op, dtype });
+        assert_eq!(
+            text(ReduceOp::Max, DType::F32Loc),
+            "max on f32_loc is not defined: it takes plain numbers"
+        );
+        assert_eq!(text(ReduceOp::BitOr, DType::F16), "bor on f16 is not defined: it takes integers");
     }
 }

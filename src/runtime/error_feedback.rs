@@ -43,11 +43,6 @@ impl ErrorMemory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the next call adds the result of the last one.
-    pub(crate) fn has_result(&self) -> bool {
-        !self.lock().state.result.is_empty()
-    }
-
     /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements. But with error feedback,
     /// if this rank `encodes_everything`, the encoding adds them to each chunk while the chunk is in the processor's caches.
     /// Returns the use of the memory by this call, and with EF21 what to do with the result. Returns [`Error::Compression`] if
@@ -117,7 +112,6 @@ impl ErrorMemory {
 #[derive(Debug)]
 pub(crate) struct ResultAddition {
     memory: ErrorMemory,
-    /// Whether the call has EF21.
     keeps_result: bool,
 }
 

@@ -6,7 +6,6 @@ use crate::rendezvous::{ReportImportance, report_to_launcher};
 use crate::types::{Contract, Rank, Site, WorldSize};
 use crate::wire::{Cause, CauseKind, ExitRecord};
 
-/// Reports the failures of one job to `ringrun`.
 #[derive(Clone)]
 pub(crate) struct FailureReporter {
     importance: ReportImportance,
@@ -24,7 +23,6 @@ impl FailureReporter {
         Self { importance: ReportImportance::IsolatedGroup, launched_ranks }
     }
 
-    /// Reports that the job has failed. `operation` is the operation in which this rank was.
     pub(crate) fn report_cause(&self, cause: &Cause, operation: Option<(Contract, Site)>) {
         let operation = operation.map(|(contract, site)| format!("{contract} at {site}"));
         let mut record = ExitRecord::new(cause, operation.unwrap_or_default());
@@ -32,7 +30,6 @@ impl FailureReporter {
         report_to_launcher(self.importance, &record);
     }
 
-    /// Reports that a rank of the job was lost before the job had started.
     pub(crate) fn report_lost_at_start(&self, rank: Rank, host: &str) {
         let operation = "the start of the job".into();
         let record =

@@ -9,7 +9,6 @@ use crate::reduce::Kernels;
 use crate::schedule::GatherWorkspace;
 use crate::types::Rank;
 
-/// An operation whose schedule works on a workspace.
 pub(crate) struct Gathering {
     workspace: GatherWorkspace,
     element_bytes: usize,

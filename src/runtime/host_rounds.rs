@@ -14,6 +14,7 @@ use std::thread;
 
 use self::short::{ShortCall, ShortResult, ShortWork};
 use super::buffer::BufferAccess;
+use super::last_used::LastUsed;
 use super::measurements::Meter;
 use crate::reduce::{Kernels, reduce_in_rank_order};
 use crate::schedule::CollectiveSpec;
@@ -32,23 +33,17 @@ const UNRECORDED_MAX: usize = 2 * LEAD_MAX as usize;
 /// The size of a piece in bytes. Copies and reductions work on one piece at a time. The contributions of several ranks to one
 /// piece fit into the first-level cache of a processor.
 const PIECE_BYTES: usize = 16 << 10;
-const PROGRAMS_MAX: usize = 32;
 
-/// One rank's part of the rounds in a shared memory.
 pub(crate) struct HostRounds<M = Segment> {
-    rounds: ShmRounds<M>,
-    /// The world ranks that share the memory.
+    pub(crate) rounds: ShmRounds<M>,
     members: Arc<[Rank]>,
-    /// The numbers of the next rank and of all other ranks.
     next_rank: RankSet,
     other_ranks: RankSet,
-    /// The number of the last round that this rank has completed.
     last_round: u64,
     /// The positions of the next operation that is added, and of the oldest one that is not complete.
     next_position: u64,
     oldest_position: u64,
-    /// The programs of the last different operations, the last one at the end.
-    programs: Vec<(ProgramKey, Arc<Program>)>,
+    programs: LastUsed<(ProgramKey, Arc<Program>)>,
     /// Scratch memory for one piece of the reduction over all lower ranks.
     lower_ranks_piece: Vec<u64>,
     /// The last calls, by their position modulo [`UNRECORDED_MAX`], until the engine records them.
@@ -66,12 +61,8 @@ pub(crate) struct HostRounds<M = Segment> {
     meter: Meter,
 }
 
-/// What determines a program, besides the shared memory.
-struct ProgramKey {
-    spec: CollectiveSpec,
-    element_bytes: usize,
-    is_one_shot: bool,
-}
+/// What determines a program, besides the shared memory: the collective, the bytes of an element, and whether it is one-shot.
+type ProgramKey = (CollectiveSpec, usize, bool);
 
 /// A call of an operation: its [number](HostRounds::add_operation), this rank's contract, and the line of the call.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +72,6 @@ pub(crate) struct ShmCall {
     pub(crate) site: Site,
 }
 
-/// Why an operation in shared memory fails the job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ShmFailure {
     /// Another rank called a different operation, with this number and this contract, which is `None` if it cannot be decoded.
@@ -92,7 +82,6 @@ pub(crate) enum ShmFailure {
 }
 
 impl<M: RoundsMemory> HostRounds<M> {
-    /// Creates the part of a rank. `members` are the world ranks that share the memory.
     pub(crate) fn new(rounds: ShmRounds<M>, members: Arc<[Rank]>, meter: Meter) -> Self {
         let (rank, ranks) = (rounds.rank() as u32, rounds.size().ranks as u32);
         Self {
@@ -103,7 +92,7 @@ impl<M: RoundsMemory> HostRounds<M> {
             last_round: 0,
             next_position: 0,
             oldest_position: 0,
-            programs: Vec::new(),
+            programs: LastUsed::new(),
             lower_ranks_piece: vec![0; PIECE_BYTES / size_of::<u64>()],
             last_calls: [None; UNRECORDED_MAX],
             unrecorded_position: 0,
@@ -113,10 +102,6 @@ impl<M: RoundsMemory> HostRounds<M> {
             is_retired: false,
             meter,
         }
-    }
-
-    pub(crate) fn rounds(&self) -> &ShmRounds<M> {
-        &self.rounds
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -129,32 +114,23 @@ impl<M: RoundsMemory> HostRounds<M> {
         spec: &CollectiveSpec,
         (element_bytes, is_one_shot): (usize, bool),
     ) -> Arc<Program> {
-        let is_same = |(key, _): &(ProgramKey, Arc<Program>)| {
-            key.spec == *spec && (key.element_bytes, key.is_one_shot) == (element_bytes, is_one_shot)
-        };
-        match self.programs.iter().rposition(is_same) {
-            Some(last) if last + 1 == self.programs.len() => {}
-            Some(index) => self.programs[index..].rotate_left(1),
-            None => {
-                let size = self.rounds.size();
-                let slots = SharedSlots {
-                    world: WorldSize::new(size.ranks as u32).expect("a shared memory has ranks"),
-                    rank: Rank::new(self.rounds.rank() as u32),
-                    slot_len: size.slot_bytes / element_bytes,
-                };
-                let program = Arc::new(plan(spec, slots, is_one_shot));
-                let key = ProgramKey { spec: spec.clone(), element_bytes, is_one_shot };
-                if self.programs.len() == PROGRAMS_MAX {
-                    self.programs.remove(0);
-                }
-                self.programs.push((key, program));
-            }
-        }
-        Arc::clone(&self.programs[self.programs.len() - 1].1)
+        let is_same =
+            |(key, _): &(ProgramKey, _)| key.0 == *spec && (key.1, key.2) == (element_bytes, is_one_shot);
+        let (key, program) = self.programs.take(is_same).unwrap_or_else(|| {
+            let size = self.rounds.size();
+            let slots = SharedSlots {
+                world: WorldSize::new(size.ranks as u32).expect("a shared memory has ranks"),
+                rank: Rank::new(self.rounds.rank() as u32),
+                slot_len: size.slot_bytes / element_bytes,
+            };
+            let key = (spec.clone(), element_bytes, is_one_shot);
+            (key, Arc::new(plan(spec, slots, is_one_shot)))
+        });
+        self.programs.keep((key, Arc::clone(&program)));
+        program
     }
 }
 
-/// Short calls, which are not operations.
 impl<M: RoundsMemory> HostRounds<M> {
     /// Returns a call that [`HostRounds::run_short`] can run, or `None` if the call has several rounds or long payloads.
     pub(crate) fn short_call(
@@ -320,9 +296,8 @@ impl<M: RoundsMemory> HostRounds<M> {
         self.rounds.registry.own_buffer_count() >= BUFFERS_MAX
     }
 
-    /// Registers one shared buffer of each rank: `own` is this rank's buffer, and `others` are the other ranks' buffers in rank
-    /// order. The owner of this rank's buffer must drop the value behind `alive` before it unmaps the buffer, and then set the
-    /// returned flag.
+    /// Registers one shared buffer of each rank: `own` and, in rank order, `others`. The owner of `own` must drop the value
+    /// behind `alive` before it unmaps the buffer, and then set the returned flag.
     pub(crate) fn register_buffer(
         &mut self,
         own: &mut ExposedBuffer,
@@ -378,7 +353,6 @@ fn header_of(contract: &Contract, sequence: u64) -> Header {
 }
 
 impl ShmCall {
-    /// Returns an error if the header of a rank differs from this rank's header.
     #[inline]
     fn check(&self, own_header: &Header, rank: Rank, header: &Header) -> Result<(), Box<ShmFailure>> {
         // Without a branch for each word, and without a call of `memcmp`.

@@ -9,7 +9,7 @@ use std::io::IoSliceMut;
 
 use super::gathering::Gathering;
 use super::link_io::{ActiveOperation, ActiveOperations, FramePayload, IncomingFrame, LinkIo, OutgoingFrame};
-use super::measurements::{LinkBytes, Meter, ProfilePart};
+use super::measurements::{LinkBytes, ProfilePart};
 use super::memory::Memory;
 use crate::engine::{
     Engine, Envelope, Failure, OpId, OperationKey, OperationRequest, Pattern, Settings, Timestamp,
@@ -24,29 +24,21 @@ use crate::wire::frame::HEADER_BYTES;
 
 /// The most times that one [`LinkDriver::poll`] sends and receives on every link. Then it returns to its caller.
 const TRANSFER_ROUNDS_MAX: usize = 64;
-/// The most bytes that are read at a time in order to discard them.
 const DISCARD_BYTES: usize = 16 << 10;
-/// Why a job fails if a rank has no memory for the buffers of all ranks.
 const NO_MEMORY: &str =
     "there is not enough memory for the buffers of all ranks: choose an algorithm that needs less memory";
 
 /// An engine, its links, and the frames that are partly sent or received. `S`: the sockets; `M`: the memory of the queues.
 pub struct LinkDriver<S, M> {
-    engine: Engine,
+    pub(crate) engine: Engine,
     pub(crate) transport: LinkTransport<S, M>,
     links: RankMap<LinkIo>,
     /// The peers in `links`, in the order in which the links were opened.
     peers: Vec<Rank>,
     rank: Rank,
-    operations: ActiveOperations,
+    pub(crate) operations: ActiveOperations,
     /// The number of threads that are in a probe for messages at the moment.
-    probing_threads: usize,
-}
-
-pub struct BufferAndReduction {
-    pub memory: Memory,
-    /// The reduction functions; `None` for an operation without a reduction.
-    pub kernels: Option<Kernels>,
+    pub(crate) probing_threads: usize,
 }
 
 impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
@@ -62,17 +54,9 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
     }
 
-    pub(crate) fn meter(&self) -> &Meter {
-        &self.operations.meter
-    }
-
     /// Returns the numbers of bytes that each link has carried. A link that was not opened has no entry.
     pub fn link_bytes(&self) -> impl Iterator<Item = LinkBytes> {
         self.links.iter().map(|(_, link)| link.counters)
-    }
-
-    pub fn failure(&self) -> Option<&Failure> {
-        self.engine.failure()
     }
 
     pub fn connect(&mut self, now: Timestamp, peer: Rank) {
@@ -84,15 +68,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
     }
 
-    pub fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
-    /// Returns the engine, for calls about external operations and groups.
-    pub fn engine_mut(&mut self) -> &mut Engine {
-        &mut self.engine
-    }
-
     /// Begins a collective, or a block of a hierarchical collective. See [`Engine::begin`].
     pub fn begin(
         &mut self,
@@ -100,7 +75,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         request: OperationRequest,
         sequence: u64,
         schedule: Schedule,
-        mut buffer_and_reduction: BufferAndReduction,
+        (mut memory, kernels): (Memory, Option<Kernels>),
     ) -> Result<OpId, Failure> {
         for peer in schedule.peers() {
             self.connect(now, peer);
@@ -108,12 +83,12 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         let mut gathering = None;
         if let Some(workspace) = schedule.workspace {
             let element_bytes = request.contract.dtype.size_bytes();
-            let begun = Gathering::begin(workspace, buffer_and_reduction.memory, element_bytes);
-            let Some((memory, begun)) = begun else { return Err(self.engine.abort(NO_MEMORY)) };
-            (buffer_and_reduction.memory, gathering) = (memory, Some(Box::new(begun)));
+            let begun = Gathering::begin(workspace, memory, element_bytes);
+            let Some((workspace, begun)) = begun else { return Err(self.engine.abort(NO_MEMORY)) };
+            (memory, gathering) = (workspace, Some(Box::new(begun)));
         }
         let id = self.engine.begin(now, request, sequence, schedule)?;
-        self.add_operation(id, request, buffer_and_reduction, gathering);
+        self.add_operation(id, request, (memory, kernels), gathering);
         Ok(id)
     }
 
@@ -127,7 +102,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     ) -> Result<OpId, Failure> {
         self.connect(now, to);
         let id = self.engine.send(now, request, to)?;
-        self.add_operation(id, request, BufferAndReduction { memory, kernels: None }, None);
+        self.add_operation(id, request, (memory, None), None);
         if to == self.rank {
             self.operations.copy_message_to_self(id, request.contract.count as usize);
             self.operations.deliver_messages_to_self(&mut self.engine);
@@ -147,7 +122,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
             self.connect(now, source);
         }
         let id = self.engine.receive(now, request, pattern)?;
-        self.add_operation(id, request, BufferAndReduction { memory, kernels: None }, None);
+        self.add_operation(id, request, (memory, None), None);
         self.operations.deliver_messages_to_self(&mut self.engine);
         Ok(id)
     }
@@ -169,7 +144,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         &mut self,
         id: OpId,
         request: OperationRequest,
-        BufferAndReduction { memory, kernels }: BufferAndReduction,
+        (memory, kernels): (Memory, Option<Kernels>),
         gathering: Option<Box<Gathering>>,
     ) {
         let element_bytes = request.contract.dtype.size_bytes();
@@ -180,8 +155,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
     }
 
-    /// Sends and receives on all links, at most [`TRANSFER_ROUNDS_MAX`] times. Returns whether more can be sent or received
-    /// now.
+    /// Sends and receives on all links, at most [`TRANSFER_ROUNDS_MAX`] times. Returns whether more can be done now.
     pub fn poll(&mut self, now: Timestamp) -> bool {
         self.engine.advance(now);
         self.add_incoming_links();
@@ -207,14 +181,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
     }
 
-    /// Returns whether an operation is active or a thread probes for messages.
     fn has_work(&self) -> bool {
         self.probing_threads > 0 || !self.engine.is_idle()
-    }
-
-    /// Counts a thread that starts or stops to probe for messages.
-    pub fn set_probing(&mut self, is_probing: bool) {
-        self.probing_threads = if is_probing { self.probing_threads + 1 } else { self.probing_threads - 1 };
     }
 
     fn add_incoming_links(&mut self) {

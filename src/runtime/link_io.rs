@@ -17,7 +17,6 @@ use crate::types::{Rank, SortedMap};
 use crate::wire::frame::HEADER_BYTES;
 use crate::wire::{FrameHeader, FrameKind};
 
-/// Why a job fails if a reduction function of the program panics.
 pub(crate) const FUNCTION_PANICKED: &str = "the program's reduction function panicked";
 
 pub(crate) struct ActiveOperation {
@@ -28,7 +27,6 @@ pub(crate) struct ActiveOperation {
     pub(crate) gathering: Option<Box<Gathering>>,
 }
 
-/// The active operations, and the data that wait for an operation.
 #[derive(Default)]
 pub(crate) struct ActiveOperations {
     pub(crate) active: SortedMap<OpId, ActiveOperation>,
@@ -46,7 +44,6 @@ pub(crate) struct AlignedBytes {
     length: usize,
 }
 
-/// A segment that has arrived too early to be applied.
 pub(crate) struct StoredFrame {
     pub(crate) header: FrameHeader,
     payload: AlignedBytes,
@@ -62,7 +59,6 @@ pub(crate) struct LinkIo {
     pub(crate) scratch: AlignedBytes,
     /// Whether the link is closed, or could not be opened.
     pub(crate) is_lost: bool,
-    /// Whether this rank sends nothing more on the link.
     pub(crate) is_closed_for_sending: bool,
     pub(crate) counters: LinkBytes,
 }
@@ -126,20 +122,17 @@ impl ActiveOperations {
         self.active = SortedMap::default();
     }
 
-    /// Copies or reduces a segment. `arrived` is `None` if the segment was received directly into the operation's buffer.
+    /// Copies or reduces a segment that has arrived outside of the operation's buffer.
     fn apply(
         &mut self,
         operation: OpId,
         bytes: &Range<usize>,
         action: Action,
-        arrived: Option<&[u8]>,
+        arrived: &[u8],
         engine: &mut Engine,
     ) {
-        let Some(active_operation) = self.active.get_mut(&operation) else { return };
-        let (Some(arrived), Some(own)) = (arrived, active_operation.memory.bytes_mut(bytes.clone())) else {
-            return;
-        };
-        let kernels = &active_operation.kernels;
+        let Some(ActiveOperation { memory, kernels, .. }) = self.active.get_mut(&operation) else { return };
+        let Some(own) = memory.bytes_mut(bytes.clone()) else { return };
         let mut started = self.meter.start();
         let applied = reduce::catch_panic(|| match (action, kernels) {
             (Action::Reduce, Some(kernels)) => kernels.reduce.apply(own, arrived),
@@ -160,27 +153,24 @@ impl ActiveOperations {
         Some((peer, frames.front()?.header))
     }
 
-    /// Applies those stored segments of an operation that may be applied now.
     pub(crate) fn apply_stored(&mut self, key: OperationKey, engine: &mut Engine) {
         let (lowest, highest) = ((key, Rank::ZERO), (key, Rank::new(u32::MAX)));
         while !self.stored.is_empty() {
-            let applicable = self.stored.range(lowest..=highest).find_map(|(&key_and_peer, frames)| {
-                match engine.check_stored_frame(key_and_peer.1, &frames.front()?.header) {
+            let applicable = self.stored.range_mut(lowest..=highest).find_map(|(&(_, peer), frames)| {
+                match engine.check_stored_frame(peer, &frames.front()?.header) {
                     FrameVerdict::Apply { operation, range, action } => {
-                        Some((key_and_peer, operation, range, action))
+                        Some((peer, frames.pop_front()?, frames.is_empty(), (operation, range, action)))
                     }
                     _ => None,
                 }
             });
-            let Some((key_and_peer, operation, range, action)) = applicable else { return };
-            let Some(frames) = self.stored.get_mut(&key_and_peer) else { return };
-            let Some(StoredFrame { header, payload }) = frames.pop_front() else { return };
-            if frames.is_empty() {
-                self.stored.remove(&key_and_peer);
+            let Some((peer, frame, was_last, (operation, range, action))) = applicable else { return };
+            if was_last {
+                self.stored.remove(&(key, peer));
             }
             let Some(bytes) = self.prepare_buffer(engine, operation, &range) else { return };
-            self.apply(operation, &bytes, action, Some(payload.bytes()), engine);
-            engine.handle_applied_segment(operation, key_and_peer.1, &header, true);
+            self.apply(operation, &bytes, action, frame.payload.bytes(), engine);
+            engine.handle_applied_segment(operation, peer, &frame.header, true);
         }
     }
 
@@ -203,11 +193,9 @@ impl ActiveOperations {
         Some(range.start * *element_bytes..range.end * *element_bytes)
     }
 
-    /// Copies the message that an operation sends to this rank itself.
     pub(crate) fn copy_message_to_self(&mut self, operation: OpId, count: usize) {
-        let Some(active_operation) = self.active.get(&operation) else { return };
-        let bytes =
-            active_operation.memory.bytes(0..count * active_operation.element_bytes).unwrap_or_default();
+        let Some(ActiveOperation { memory, element_bytes, .. }) = self.active.get(&operation) else { return };
+        let bytes = memory.bytes(0..count * element_bytes).unwrap_or_default();
         self.messages_to_self.insert(operation, bytes.to_vec());
     }
 
@@ -217,7 +205,7 @@ impl ActiveOperations {
             let Some(bytes) = self.messages_to_self.remove(&send) else { continue };
             let count = engine.envelope(receive).map_or(0, |envelope| envelope.contract.count as usize);
             let Some(range) = self.prepare_buffer(engine, receive, &(0..count)) else { return };
-            self.apply(receive, &range, Action::Copy, Some(&bytes), engine);
+            self.apply(receive, &range, Action::Copy, &bytes, engine);
         }
     }
 }
@@ -236,7 +224,6 @@ impl LinkIo {
         }
     }
 
-    /// Reports to the engine that the link is lost, or that it could not be opened.
     pub(crate) fn handle_loss(&mut self, peer: Rank, detail: &str, engine: &mut Engine) {
         self.is_lost = true;
         let LinkBytes { bytes_sent, bytes_received, .. } = self.counters;
@@ -341,9 +328,8 @@ impl LinkIo {
                 payload.bytes_mut()[..count].copy_from_slice(first_bytes);
             }
             IncomingFrame::Segment { operation, bytes, .. } => {
-                let active_operation = operations.active.get_mut(operation);
-                let target = active_operation.and_then(|active| active.memory.bytes_mut(bytes.clone()));
-                if let Some(target) = target {
+                let active = operations.active.get_mut(operation);
+                if let Some(target) = active.and_then(|active| active.memory.bytes_mut(bytes.clone())) {
                     target[..count].copy_from_slice(first_bytes);
                 }
             }
@@ -359,16 +345,17 @@ impl LinkIo {
         let IncomingFrame::Segment { header, operation, bytes, action, .. } = incoming else { return };
         let is_in_buffer = action == Action::Copy;
         if header.payload_crc.is_some() {
-            let memory = operations.active.get(&operation).map(|active_operation| &active_operation.memory);
-            let in_buffer = memory.and_then(|memory| memory.bytes(bytes.clone()));
+            let active = operations.active.get(&operation);
+            let in_buffer = active.and_then(|active| active.memory.bytes(bytes.clone()));
             let arrived = if is_in_buffer { in_buffer.unwrap_or_default() } else { self.scratch.bytes() };
             if !check_payload_crc(peer, &header, arrived, engine) {
                 self.incoming = IncomingFrame::Refused;
                 return;
             }
         }
-        let arrived = (!is_in_buffer).then(|| self.scratch.bytes());
-        operations.apply(operation, &bytes, action, arrived, engine);
+        if !is_in_buffer {
+            operations.apply(operation, &bytes, action, self.scratch.bytes(), engine);
+        }
         let key = engine.key_of(operation);
         engine.handle_applied_segment(operation, peer, &header, false);
         if let Some(key) = key {
@@ -420,13 +407,11 @@ impl OutgoingFrame {
                 Self { header: header.encode(), payload: FramePayload::Control(payload), sent: 0 }
             }
             Transmit::Segment { operation, mut header, range } => {
-                let active_operation = operations.active.get(&operation);
-                let element_bytes =
-                    active_operation.map_or(0, |active_operation| active_operation.element_bytes);
+                let active = operations.active.get(&operation);
+                let element_bytes = active.map_or(0, |active| active.element_bytes);
                 let bytes = range.start * element_bytes..range.end * element_bytes;
                 if header.payload_crc.is_some() {
-                    let payload = active_operation
-                        .and_then(|active_operation| active_operation.memory.bytes(bytes.clone()));
+                    let payload = active.and_then(|active| active.memory.bytes(bytes.clone()));
                     header.payload_crc = Some(crate::wire::crc32c(payload.unwrap_or_default()));
                 }
                 Self { header: header.encode(), payload: FramePayload::Segment(operation, bytes), sent: 0 }

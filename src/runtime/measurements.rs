@@ -1,6 +1,5 @@
-//! What a job measures on a rank: how many operations and bytes there were, how long communication took, and the profile: how
-//! long the operations sent, received, reduced and waited. The timeline gets the same parts as the profile. The clock is read for
-//! them only while the profile or a timeline is on.
+//! What a job measures on a rank: statistics, and the profile of how long the operations sent, received, reduced and waited. The
+//! timeline gets the same parts. The clock is read for them only while the profile or a timeline is on.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +12,6 @@ use crate::observe::recorder::Recorder;
 use crate::schedule::Action;
 use crate::types::Rank;
 
-/// Operations on at most this number of bytes are short.
 const SHORT_BYTES: usize = 64 << 10;
 /// One of this number of short operations is timed, and its time counts for all of them. A prime number, so that a program which
 /// repeats a few operations does not always time the same one.
@@ -28,14 +26,12 @@ pub struct Statistics {
     pub bytes_sent: u64,
     /// The bytes that this rank received, with frame headers.
     pub bytes_received: u64,
-    /// The number of `f32` elements that this rank encoded and sent. An element that is sent to several ranks counts once for
-    /// each of them. Without compression, an element takes 4 bytes.
+    /// The number of `f32` elements that this rank encoded and sent, once for each receiver.
     pub encoded_elements: u64,
     /// The bytes of these elements on the wire, without frame headers.
     pub encoded_bytes: u64,
-    /// The time during which at least one operation was active, including the wait for slower ranks. Of 31 short
-    /// operations in shared memory, only one is timed, and its time counts 31 times. Such operations take less time
-    /// than reading the clock.
+    /// The time during which at least one operation was active, including the wait for slower ranks. Of 31 short operations in
+    /// shared memory, only one is timed, and its time counts 31 times.
     pub communication: Duration,
     /// The part of the communication time in which callers waited for operations, and so did no other work.
     pub exposed: Duration,
@@ -52,8 +48,7 @@ pub struct LinkBytes {
     pub bytes_received: u64,
 }
 
-/// The counters of a job's operations in shared memory, counted without the core's lock. To take the lock and to read the clock
-/// may take more time than a short operation.
+/// Counters of operations in shared memory, counted without the lock of the core, which may take longer than a short operation.
 #[derive(Default)]
 pub(crate) struct ShmCounters {
     operations: AtomicU64,
@@ -71,7 +66,6 @@ pub(crate) struct OperationTimer {
 }
 
 impl OperationTimer {
-    /// Starts to time operation `number`, which works on `bytes` bytes.
     pub(crate) fn new(number: u64, bytes: usize) -> Self {
         let is_short = bytes <= SHORT_BYTES;
         let is_timed = !is_short || number.is_multiple_of(SAMPLE_INTERVAL);
@@ -90,7 +84,6 @@ impl OperationTimer {
 }
 
 impl ShmCounters {
-    /// Starts to time the next operation, which works on `bytes` bytes.
     pub(crate) fn start_timer(&self, bytes: usize) -> OperationTimer {
         OperationTimer::new(self.operations.load(Ordering::Relaxed), bytes)
     }
@@ -101,7 +94,6 @@ impl ShmCounters {
         self.count_time(timer);
     }
 
-    /// Counts the time of an operation or of a message that has ended.
     pub(crate) fn count_time(&self, timer: &OperationTimer) {
         let Some(began) = timer.began else { return };
         let add = |counter: &AtomicU64, increment: u64| counter.fetch_add(increment, Ordering::Relaxed);
@@ -124,11 +116,9 @@ impl ShmCounters {
 /// ([`Group::set_profiling`](crate::Group::set_profiling)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Profile {
-    /// The times in the program's threads, within calls of this library. The rest of a call's time is preparation and
-    /// completion: schedules, matching, conversions, locks. The times of several threads are added up.
+    /// The times in the program's threads, within calls of this library. The times of several threads are added up.
     pub calls: Spent,
-    /// The times in the background thread that drives asynchronous operations. While this thread works for a waiting
-    /// caller, the caller's time counts as `wait`.
+    /// The times in the background thread. While this thread works for a waiting caller, the caller's time counts as `wait`.
     pub background: Spent,
 }
 
@@ -173,7 +163,6 @@ pub(crate) enum ProfilePart {
 }
 
 impl ProfilePart {
-    /// Returns the part of the profile to which the time of this action belongs.
     pub(crate) fn of(action: Action) -> Self {
         match action {
             Action::Copy => Self::Receive,
@@ -196,7 +185,6 @@ impl ProfilePart {
 #[derive(Clone, Default)]
 pub(crate) struct Meter(Arc<ProfileCounters>);
 
-/// The times of a job on this rank, in nanoseconds.
 #[derive(Default)]
 struct ProfileCounters {
     is_on: AtomicBool,
@@ -210,11 +198,9 @@ struct ProfileCounters {
 type PartTimes = [AtomicU64; 4];
 
 thread_local! {
-    /// Whether this thread is the progress thread.
     static IN_BACKGROUND: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes the times of this thread count as [`Profile::background`].
 pub(crate) fn mark_background_thread() {
     IN_BACKGROUND.set(true);
 }
@@ -224,7 +210,6 @@ impl Meter {
         self.0.is_on.store(is_on, Ordering::Relaxed);
     }
 
-    /// Returns the times that have been measured since the start of the job.
     pub(crate) fn profile(&self) -> Profile {
         let spent = |parts: &PartTimes| {
             let [send, receive, reduce, wait] =
@@ -234,7 +219,6 @@ impl Meter {
         Profile { calls: spent(&self.0.calls), background: spent(&self.0.background) }
     }
 
-    /// Adds the parts to the timeline of `recorder` from now on.
     pub(crate) fn record(&self, recorder: &Arc<Recorder>) {
         self.0.recorder.get_or_init(|| Arc::clone(recorder));
     }
@@ -249,8 +233,7 @@ impl Meter {
         self.is_on().then(Instant::now)
     }
 
-    /// Adds the time since `started` to `part`, and sets `started` to the current time. So the clock is read only once between
-    /// two parts that follow each other.
+    /// Adds the time since `started` to `part`, and sets `started` to the current time, at which the next part begins.
     pub(crate) fn end(&self, part: ProfilePart, started: &mut Option<Instant>) {
         if let Some((begun, ended)) = self.add(part, started) {
             self.add_to_timeline(part, None, (begun, ended));

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use super::buffer::{BufferAccess, OwnedBuffer, range_of};
 use crate::types::Element;
 
-/// A buffer that an operation owns, without its element type.
 trait ErasedBuffer: Any + Send {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
@@ -33,7 +32,6 @@ pub struct Memory {
 }
 
 enum MemoryKind {
-    Nothing,
     Owned(Box<dyn ErasedBuffer>),
     /// A buffer of the caller, or a part of another operation's buffer.
     Borrowed(BorrowedMemory),
@@ -44,7 +42,7 @@ type Allocate = fn(usize) -> Option<Box<dyn ErasedBuffer>>;
 
 impl Memory {
     pub fn none() -> Self {
-        MemoryKind::Nothing.into()
+        Self::owned(Vec::<u8>::new())
     }
 
     /// Returns memory that the operation owns until it has ended.
@@ -52,10 +50,11 @@ impl Memory {
         MemoryKind::Owned(Box::new(elements)).into()
     }
 
-    /// Returns memory for a message of any length: this memory if the message fits into it, and new memory for a longer message.
-    pub(crate) fn or_allocated_if_longer<T: Element>(self) -> Self {
+    /// Returns memory for a message of at most `count_max` elements: this memory, or a new vector if the message does not fit.
+    pub(crate) fn or_allocated_for<T: Element>(self, count_max: usize) -> Self {
         let allocate: Allocate = |count| zeroed::<T>(count).map(|elements| Box::new(elements) as _);
-        Self { if_longer: Some(allocate), ..self }
+        let may_be_longer = count_max > self.length() / size_of::<T>();
+        Self { if_longer: may_be_longer.then_some(allocate), ..self }
     }
 
     /// Allocates memory for a message of `count` elements, if it does not fit into this memory. Returns whether there is enough.
@@ -72,7 +71,6 @@ impl Memory {
     /// Returns a range of the bytes; `None` if the range is too long.
     pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
         match &self.kind {
-            MemoryKind::Nothing => [].get(range),
             MemoryKind::Owned(owned) => owned.bytes().get(range),
             MemoryKind::Borrowed(borrowed) => borrowed.bytes(range),
         }
@@ -80,7 +78,6 @@ impl Memory {
 
     pub(crate) fn length(&self) -> usize {
         match &self.kind {
-            MemoryKind::Nothing => 0,
             MemoryKind::Owned(owned) => owned.bytes().len(),
             MemoryKind::Borrowed(borrowed) => borrowed.len(),
         }
@@ -88,7 +85,6 @@ impl Memory {
 
     pub(crate) fn access(&mut self) -> BufferAccess<'_> {
         match &mut self.kind {
-            MemoryKind::Nothing => BufferAccess::default(),
             MemoryKind::Owned(owned) => owned.bytes_mut().into(),
             MemoryKind::Borrowed(borrowed) => borrowed.access(),
         }
@@ -122,7 +118,7 @@ impl Memory {
     pub(crate) fn into_owned<B: OwnedBuffer>(self) -> Option<B> {
         match self.kind {
             MemoryKind::Owned(owned) => (owned as Box<dyn Any>).downcast().ok().map(|elements| *elements),
-            MemoryKind::Nothing | MemoryKind::Borrowed(_) => None,
+            MemoryKind::Borrowed(_) => None,
         }
     }
 }
@@ -258,19 +254,15 @@ mod tests {
     #[test]
     fn a_message_that_does_not_fit_gets_new_memory() {
         for (count, fits) in [(0, true), (2, true), (3, false)] {
-            let mut memory = Memory::owned(vec![7u16, 7]).or_allocated_if_longer::<u16>();
+            let mut memory = Memory::owned(vec![7u16, 7]).or_allocated_for::<u16>(usize::MAX);
             assert!(memory.allocate_for_message(count, 2));
             // Only the first call allocates memory.
             assert!(memory.allocate_for_message(5, 2));
             let elements: Vec<u16> = memory.into_owned().unwrap();
             assert_eq!(elements, if fits { vec![7, 7] } else { vec![0; 3] });
         }
-        let mut new = Memory::none().or_allocated_if_longer::<f64>();
-        assert!(new.allocate_for_message(2, 8));
-        assert_eq!(new.into_owned::<Vec<f64>>().unwrap(), [0.0, 0.0]);
-        assert!(
-            !Memory::owned(vec![7u16]).or_allocated_if_longer::<u16>().allocate_for_message(usize::MAX, 2)
-        );
+        let mut memory = Memory::owned(vec![7u16]).or_allocated_for::<u16>(usize::MAX);
+        assert!(!memory.allocate_for_message(usize::MAX, 2));
     }
 
     #[test]

@@ -277,7 +277,7 @@ impl SimulatedRank {
             && self.running.len() < self.running_max
             && self.next_call < calls
             && self.blocking.is_none()
-            && self.core.link_driver.failure().is_none()
+            && self.core.link_driver.engine.failure().is_none()
         {
             // The last barrier begins when all other calls have ended.
             if self.next_call + 1 == calls && !self.core.active_ids.is_empty() {
@@ -301,7 +301,7 @@ impl SimulatedRank {
         let call = *call;
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffer);
         let poll = collective.poll(&mut BufferAccess::from(bytes));
-        let sleeping_peers = collective.take_sleeping_peers();
+        let sleeping_peers = std::mem::take(&mut collective.sleeping_peers);
         if !sleeping_peers.is_empty() {
             let group = self.program[call].group as u32;
             send_wake_frames(&mut self.core, (group, &mut *collective.host_rounds), sleeping_peers);
@@ -309,8 +309,8 @@ impl SimulatedRank {
         }
         let may_sleep = match poll {
             Ok(Poll::Ready(())) => {
-                if let Some(id) = collective.engine_id() {
-                    self.core.link_driver.engine_mut().end_external(id);
+                if let Some(id) = collective.engine_id {
+                    self.core.link_driver.engine.end_external(id);
                 }
                 let host_rounds = blocking.collective.host_rounds;
                 self.rounds.insert(self.program[call].group as u32, host_rounds);

@@ -200,11 +200,11 @@ impl SimHost {
             HostRankStatus::FallsAsleep => {
                 let RoundsRank { host_rounds, running, refusals, .. } = &mut *state;
                 let operation = running.as_ref().expect("the rank waits for an operation");
-                host_rounds.rounds().mark_asleep();
+                host_rounds.rounds.mark_asleep();
                 if !host_rounds.is_ready(operation) {
                     return HostRankStatus::Sleeps;
                 }
-                host_rounds.rounds().mark_awake();
+                host_rounds.rounds.mark_awake();
                 *refusals += 1;
                 if *refusals > REFUSALS_MAX {
                     self.note("a rank that can do nothing does not sleep");

@@ -20,6 +20,7 @@ use super::threads::ThreadedDriver as _;
 use crate::engine::{Engine, OpId, OperationRequest, Timestamp};
 use crate::observe::event::{Direction, EventNumber, EventStatus};
 use crate::observe::training_thread::{SpanKind, span};
+use crate::reduce::Kernels;
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::error::Error;
 use crate::runtime::host_rounds::operation::ShmOperation;
@@ -27,38 +28,35 @@ use crate::runtime::host_rounds::short::{ShortCall, ShortResult};
 use crate::runtime::host_rounds::{HostRounds, Patience, ShmCall, ShmFailure};
 use crate::runtime::link_io::FUNCTION_PANICKED;
 use crate::runtime::measurements::{OperationTimer, ProfilePart};
+use crate::schedule::CollectiveSpec;
 use crate::shm::{RoundsMemory, pause_between_looks};
 use crate::transport::SocketTransport;
-use crate::types::{Rank, Site};
+use crate::types::Rank;
 
 /// The number of polls, which take a few microseconds, before a thread also yields its processor between the polls.
 const SPINS_BEFORE_YIELD: u32 = 1000;
 /// The number of yields before a short call goes on as an operation, which also handles failures and deadlines.
 const YIELDS_OF_SHORT_CALL: u32 = 16;
 
-/// A collective in shared memory that its caller executes itself. `H` refers to the rounds of the group.
 pub(crate) struct BlockingCollective<H> {
     pub(crate) host_rounds: H,
     request: OperationRequest,
     shm_operation: ShmOperation,
-    /// The sleeping ranks that have to learn of the posts of the last poll.
-    sleeping_peers: Vec<Rank>,
-    /// The identifier of the operation in the engine; `None` until the caller falls asleep for the first time.
-    engine_id: Option<OpId>,
+    /// The sleeping ranks that have to learn of the posts of the last poll. Pass them to [`send_wake_frames`].
+    pub(crate) sleeping_peers: Vec<Rank>,
+    /// The operation in the engine, which must learn of its end; `None` until the caller falls asleep for the first time.
+    pub(crate) engine_id: Option<OpId>,
 }
 
-/// The result of [`BlockingCollective::fall_asleep`].
 pub(crate) enum SleepDecision {
     /// The other ranks have posted, so the caller must not sleep.
     Posted,
     /// The caller must poll the core, and may sleep if that changes nothing.
     Allowed,
-    /// The job has failed.
     Failed,
 }
 
 impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H> {
-    /// Begins a collective, or goes on with a collective that has begun.
     pub(crate) fn new(
         mut host_rounds: H,
         request: &OperationRequest,
@@ -75,12 +73,6 @@ impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H>
         host_rounds.poll(shm_operation, memory, |rank| sleeping_peers.push(rank))
     }
 
-    /// Returns the sleeping ranks that have to learn of the posts of the last poll. Pass them to [`send_wake_frames`].
-    pub(crate) fn take_sleeping_peers(&mut self) -> Vec<Rank> {
-        mem::take(&mut self.sleeping_peers)
-    }
-
-    /// Returns whether [`BlockingCollective::poll`] would make progress.
     pub(crate) fn is_ready(&self) -> bool {
         self.host_rounds.is_ready(&self.shm_operation)
     }
@@ -92,16 +84,16 @@ impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H>
         core: &mut Core<S, M>,
         now: Timestamp,
     ) -> SleepDecision {
-        let engine = core.link_driver.engine_mut();
+        let engine = &mut core.link_driver.engine;
         if self.engine_id.is_none() {
             record_calls(engine, self.request.group, &mut self.host_rounds);
             self.engine_id = engine.begin_external(now, self.request, self.shm_operation.sequence()).ok();
         }
         let Some(id) = self.engine_id else { return SleepDecision::Failed };
         // A peer that wakes this rank clears the sleep flag. Set it again, because the operation may wait for more peers.
-        self.host_rounds.rounds().mark_asleep();
+        self.host_rounds.rounds.mark_asleep();
         if self.is_ready() {
-            self.host_rounds.rounds().mark_awake();
+            self.host_rounds.rounds.mark_awake();
             return SleepDecision::Posted;
         }
         // A peer that has left without its post will never post. In this case `set_awaited_ranks` fails the job.
@@ -109,15 +101,9 @@ impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H>
         if core.error().is_some() { SleepDecision::Failed } else { SleepDecision::Allowed }
     }
 
-    /// Fails the job for the reason that [`BlockingCollective::poll`] has returned.
     pub(crate) fn fail<S: SocketTransport>(&mut self, core: &mut Core<S, M>, failure: &ShmFailure) {
-        let engine = core.link_driver.engine_mut();
+        let engine = &mut core.link_driver.engine;
         fail_because(engine, self.request.group, &mut self.host_rounds, failure);
-    }
-
-    /// Returns the identifier of the operation in the engine, which must learn of its end.
-    pub(crate) fn engine_id(&self) -> Option<OpId> {
-        self.engine_id
     }
 }
 
@@ -128,7 +114,7 @@ pub(crate) fn send_wake_frames<S: SocketTransport, M: RoundsMemory>(
     (group, host_rounds): (u32, &mut HostRounds<M>),
     sleeping_peers: Vec<Rank>,
 ) {
-    let engine = core.link_driver.engine_mut();
+    let engine = &mut core.link_driver.engine;
     record_calls(engine, group, host_rounds);
     for peer in sleeping_peers {
         engine.send_wake_frame(peer);
@@ -165,12 +151,12 @@ pub(super) fn fail_because<M: RoundsMemory>(
 }
 
 impl Driver {
-    /// Runs a short call, and waits until it is complete. `as_operation` returns the same call as an operation.
-    pub(crate) fn run_short<'a>(
+    /// Runs a short call, and waits until it is complete.
+    pub(crate) fn run_short(
         &self,
         host_rounds: &mut HostRounds,
-        (call, site): (&ShortCall, Site),
-        as_operation: impl FnOnce() -> (OperationRequest, SpecAndKernels<'a>),
+        (call, request): (&ShortCall, &OperationRequest),
+        (spec, kernels): (&CollectiveSpec, &Option<Kernels>),
         mut memory: BufferAccess<'_>,
     ) -> Result<(), Error> {
         let (mut has_posted, mut sleeping_peers) = (false, Vec::new());
@@ -184,10 +170,10 @@ impl Driver {
                 Patience::Yields(YIELDS_OF_SHORT_CALL)
             };
             let wake = |peer| sleeping_peers.push(peer);
-            match host_rounds.run_short(call, site, &mut memory, (patience, wake)) {
+            match host_rounds.run_short(call, request.site, &mut memory, (patience, wake)) {
                 ShortResult::Complete => {
                     if !sleeping_peers.is_empty() {
-                        self.wake_peers((as_operation().0.group, host_rounds), sleeping_peers);
+                        self.wake_peers((request.group, host_rounds), sleeping_peers);
                     }
                     self.shared.shm_counters.count(&timer, true);
                     return Ok(());
@@ -196,12 +182,10 @@ impl Driver {
                 ShortResult::Posted => has_posted = true,
             }
         }
-        let (request, spec_and_kernels) = as_operation();
         let begun = BegunShort { has_posted, sleeping_peers };
-        self.run_in_shared_memory(host_rounds, &request, spec_and_kernels, (memory, begun))
+        self.run_in_shared_memory(host_rounds, request, (spec, kernels.clone()), (memory, begun))
     }
 
-    /// Runs an operation in shared memory, and waits until it is complete.
     pub(crate) fn run_in_shared_memory(
         &self,
         host_rounds: &mut HostRounds,
@@ -223,7 +207,7 @@ impl Driver {
         let mut timer = OperationTimer::new(collective.shm_operation.sequence(), memory.len());
         let result = loop {
             let poll = collective.poll(&mut memory);
-            let sleeping_peers = collective.take_sleeping_peers();
+            let sleeping_peers = mem::take(&mut collective.sleeping_peers);
             if !sleeping_peers.is_empty() {
                 self.wake_peers((request.group, collective.host_rounds), sleeping_peers);
             }
@@ -248,9 +232,9 @@ impl Driver {
             // The other ranks must not access the buffer any more.
             collective.host_rounds.stop_exposing(&collective.shm_operation, &memory);
         }
-        if let Some(id) = collective.engine_id() {
+        if let Some(id) = collective.engine_id {
             let mut core = self.shared.lock();
-            core.link_driver.engine_mut().end_external(id);
+            core.link_driver.engine.end_external(id);
             core.recorded.remove(&id);
         }
         if let (Some(recorder), Some(event)) = (self.shared.recorder.get(), event) {
@@ -270,7 +254,6 @@ impl Driver {
         self.shared.wake_socket_waiter(&core);
     }
 
-    /// Sleeps until the ranks have posted for which the collective waits.
     fn sleep_until_posted(
         &self,
         collective: &mut BlockingCollective<&mut HostRounds>,
@@ -288,7 +271,7 @@ impl Driver {
                 SleepDecision::Allowed => {}
             }
             // The flight recorder names the ranks for which the engine's operation waits.
-            core.recorded.extend(collective.engine_id().zip(event));
+            core.recorded.extend(collective.engine_id.zip(event));
             core = self.shared.drive(core, self.shared.now(), interrupt_check);
             if interrupt_check.is_some_and(|interrupt_check| self.shared.now() >= interrupt_check) {
                 drop(core);

@@ -1,6 +1,6 @@
 //! The core of the driver: the state that one lock guards, which is the link driver and the results of its operations.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,12 +11,12 @@ use super::tasks::{OperationOutput, RoundsKey, ShmTask, StagedCollective, Submis
 use crate::engine::{Envelope, Failure, NOTIFY_TIMEOUT, OpId, OperationRequest, Timestamp};
 use crate::observe::event::{EventNumber, EventStatus};
 use crate::observe::recorder::Recorder;
-use crate::reduce;
+use crate::reduce::{self, Kernels};
 use crate::runtime::deferred_drop::{self, Deferred};
 use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::host_rounds::HostRounds;
-use crate::runtime::link_driver::{BufferAndReduction, LinkDriver};
+use crate::runtime::link_driver::LinkDriver;
 use crate::runtime::measurements::{ShmCounters, Statistics};
 use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
@@ -24,10 +24,9 @@ use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::shm::{RoundsMemory, Segment};
 use crate::transport::SocketTransport;
 use crate::transport::tcp::TcpTransport;
-use crate::types::{Algorithm, SortedMap, SortedSet};
+use crate::types::{Algorithm, Rank, SortedMap, SortedSet};
 
-/// The link driver, the active operations and the results of finished operations. The links go over the sockets `S`, and through
-/// queues in memory of the kind `M` between ranks of one host. Simulations have other sockets and other memory than jobs.
+/// The links go over the sockets `S`, and through queues in memory of the kind `M` between ranks of one host.
 pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(crate) link_driver: LinkDriver<S, M>,
     /// After a failure of the job: until this time, this rank tells the peers and receives their reports. `None` until the core
@@ -38,18 +37,15 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(crate) results: SortedMap<OpId, Result<OperationOutput, Error>>,
     /// Active operations whose handles were dropped. Their results are discarded.
     pub(super) dropped_handles: SortedSet<OpId>,
-    /// How long a thread polls the sockets before it sleeps.
     pub(super) poll_time: PollTime,
     /// The number of attempts to send or receive without an operation, modulo a limit. It also chooses which messages are timed.
     pub(super) direct_messages: u32,
     /// The active operations that the progress thread drives, because no other thread waits for them.
     pub(super) background: SortedSet<OpId>,
-    /// The time since which at least one operation has been active.
     pub(super) busy_since: Option<Timestamp>,
     pub(super) statistics: Statistics,
     /// The active operations in shared memory that their callers do not execute themselves.
     pub(super) shm_tasks: BTreeMap<OpId, ShmTask>,
-    /// The rounds that groups have handed over.
     pub(crate) rounds: BTreeMap<RoundsKey, Box<HostRounds<M>>>,
     /// They have parts of buffers, so they must be dropped before the owners of the buffers in `staged_collectives`.
     pub(super) link_stages: LinkStages,
@@ -60,9 +56,7 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(super) has_failed: Arc<AtomicBool>,
     /// Statistics of operations in shared memory that run without the lock.
     pub(super) shm_counters: Arc<ShmCounters>,
-    /// Records the operations; `None` if nothing is recorded.
     pub(super) recorder: Option<Arc<Recorder>>,
-    /// The events of active operations.
     pub(super) recorded: BTreeMap<OpId, EventNumber>,
     /// Reports the failure of the job to `ringrun`; `None` if `ringrun` did not start the job.
     failure_reporter: Option<FailureReporter>,
@@ -94,7 +88,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         }
     }
 
-    /// Makes the time for which waiting threads poll depend on how long they waited before.
     pub(crate) fn adapt_polling(&mut self) {
         self.poll_time.is_adaptive = true;
     }
@@ -110,13 +103,13 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let start = || operation_start(&request, submission.direction(), now);
         let event = self.recorder.as_ref().map(|recorder| recorder.submit(&start()));
         let begun = match submission {
-            Submission::Collective(blocks, buffer_and_reduction, encoding)
+            Submission::Collective(blocks, buffer, encoding)
                 if request.contract.algorithm == Algorithm::Hierarchy || encoding.is_some() =>
             {
-                self.begin_staged(now, request, (blocks, encoding), buffer_and_reduction)
+                self.begin_staged(now, request, (blocks, encoding), buffer)
             }
-            Submission::Collective(blocks, buffer_and_reduction, _) => {
-                self.begin_single_stage(now, request, blocks, buffer_and_reduction)
+            Submission::Collective(blocks, buffer, _) => {
+                self.begin_single_stage(now, request, blocks, buffer)
             }
             Submission::Send(to, memory) => self.link_driver.send_message(now, request, to, memory),
             Submission::Receive(pattern, memory) => {
@@ -138,23 +131,21 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Some(id)
     }
 
-    /// Begins a collective of one stage, which is a single operation of the engine.
     fn begin_single_stage(
         &mut self,
         now: Timestamp,
         request: OperationRequest,
         mut blocks: Vec<Block>,
-        buffer_and_reduction: BufferAndReduction,
+        (memory, kernels): (Memory, Option<Kernels>),
     ) -> Result<OpId, Failure> {
         let stage = blocks.pop().and_then(|mut block| block.stages.pop());
         match stage.unwrap_or_else(|| CollectiveStage::OverLinks(Schedule::default())) {
             CollectiveStage::OverLinks(schedule) => {
                 let contract_and_site = (request.contract, request.site);
                 let number = self.link_driver.assign_number(request.group, contract_and_site)?;
-                self.link_driver.begin(now, request, number, schedule, buffer_and_reduction)
+                self.link_driver.begin(now, request, number, schedule, (memory, kernels))
             }
             CollectiveStage::OnHost(memory_number, spec) => {
-                let BufferAndReduction { memory, kernels } = buffer_and_reduction;
                 let task = self.new_shm_task((request, None), memory_number, (&spec, kernels), memory)?;
                 self.begin_shm_task(now, request, task)
             }
@@ -174,11 +165,9 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         // The cause has been sent. Now the transport knows which hosts do not acknowledge data.
         self.link_driver.report_unacknowledged_links();
         self.link_driver.release();
-        let operation = self.link_driver.engine_mut().failed_operation();
-        if let (Some(Failure { cause, .. }), Some(reporter)) =
-            (self.link_driver.failure(), &self.failure_reporter)
-        {
-            reporter.report_cause(cause, operation);
+        let operation = self.link_driver.engine.failed_operation();
+        if let (Some(failure), Some(reporter)) = (self.link_driver.engine.failure(), &self.failure_reporter) {
+            reporter.report_cause(&failure.cause, operation);
         }
         self.write_flight_record();
         self.has_failed.store(true, Ordering::Release);
@@ -190,11 +179,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// Returns the error of all operations, if the job has failed and the peers have been told.
     pub(crate) fn error(&self) -> Option<Error> {
-        let failure = self.link_driver.failure().filter(|_| self.has_failed.load(Ordering::Relaxed));
-        failure.map(|Failure { cause, reported_by }| Error::Failed {
-            cause: cause.clone(),
-            reported_by: *reported_by,
-        })
+        self.link_driver.engine.failure().filter(|_| self.has_failed.load(Ordering::Relaxed)).map(Error::from)
     }
 
     /// Returns whether the core has noticed no failure of the job.
@@ -202,7 +187,23 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         self.notify_until.is_none()
     }
 
-    /// Handles the success of an operation, or of a stage of a collective.
+    /// Writes the last operations of this rank after a failure of the job, if the flight recorder is on.
+    fn write_flight_record(&self) {
+        let (Some(recorder), Some(failure)) = (&self.recorder, self.link_driver.engine.failure()) else {
+            return;
+        };
+        let mut awaited: BTreeMap<EventNumber, BTreeSet<Rank>> = BTreeMap::new();
+        for (id, ranks) in self.link_driver.engine.awaited_ranks() {
+            let whole = self.stage_of.get(&id).map_or(id, |&(whole, _)| whole);
+            if let Some(&event) = self.recorded.get(&whole) {
+                awaited.entry(event).or_default().extend(ranks);
+            }
+        }
+        let awaited: Vec<(EventNumber, Vec<Rank>)> =
+            awaited.into_iter().map(|(event, ranks)| (event, ranks.into_iter().collect())).collect();
+        recorder.write_failure(&Error::from(failure).to_string(), &awaited);
+    }
+
     pub(super) fn handle_success(
         &mut self,
         id: OpId,
@@ -215,7 +216,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         }
     }
 
-    /// Fails all active operations after the failure of the job. Returns whether there were any active operations.
     fn fail_active_operations(&mut self, now: Timestamp, error: &Error) -> bool {
         self.abandon_shm();
         self.abandon_staged();
@@ -254,6 +254,12 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             self.results.insert(id, result);
         }
         self.count_time_if_idle(now);
+    }
+
+    fn record_end(&mut self, id: OpId, status: EventStatus) {
+        if let (Some(recorder), Some(event)) = (&self.recorder, self.recorded.remove(&id)) {
+            recorder.finish(event, status);
+        }
     }
 
     /// Adds the time since `busy_since` to the communication time if no operation is active any more.
@@ -295,13 +301,13 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
         if let Some(until) = self.notify_until {
             return self.poll_after_failure(now, until);
         }
-        let events_before = self.link_driver.engine().event_count();
-        if self.link_driver.engine().poll_timeout().is_some_and(|due| now >= due) {
+        let events_before = self.link_driver.engine.event_count();
+        if self.link_driver.engine.poll_timeout().is_some_and(|due| now >= due) {
             self.link_driver.report_unacknowledged_links();
         }
         let can_move_more = self.link_driver.poll(now);
         // A probe waits for a message, and a thread that sleeps in shared memory waits for a wake frame.
-        let mut is_progress = self.link_driver.engine().event_count() != events_before;
+        let mut is_progress = self.link_driver.engine.event_count() != events_before;
         if !self.shm_tasks.is_empty() {
             is_progress |= self.poll_shm_operations(now);
             // Sleeping peers must learn of the new posts before this rank sleeps itself.
@@ -313,7 +319,7 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
         }
         let has_encoded = self.poll_encoded(now);
         // The failure may have been detected in shared memory, after the link driver was polled.
-        if self.link_driver.failure().is_some() {
+        if self.link_driver.engine.failure().is_some() {
             self.notify_until = Some(now + NOTIFY_TIMEOUT);
             return PollProgress::Busy;
         }
@@ -330,17 +336,13 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
 
     fn prepare_to_sleep(&mut self) -> bool {
         // After a failure this rank waits only for reports of the peers, and these reports come over links.
-        self.is_running() && (self.mark_asleep() || self.link_driver.failure().is_some())
+        self.is_running() && (self.mark_asleep() || self.link_driver.engine.failure().is_some())
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
         let notify_until = self.notify_until.filter(|_| !self.has_failed.load(Ordering::Relaxed));
         let transport_deadline = self.link_driver.transport.sockets.next_deadline();
-        notify_until
-            .into_iter()
-            .chain(self.link_driver.engine().poll_timeout())
-            .chain(transport_deadline)
-            .min()
+        notify_until.into_iter().chain(self.link_driver.engine.poll_timeout()).chain(transport_deadline).min()
     }
 
     fn is_active(&self, id: OpId) -> bool {

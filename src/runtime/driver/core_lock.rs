@@ -10,7 +10,6 @@ use crate::types::SortedSet;
 
 /// What the threads of a rank need of the core. Simulations of threads have a core without links.
 pub(crate) trait DrivenCore: 'static {
-    /// Identifies an operation.
     type OpId: Copy + Ord;
     /// Values of the user, which a thread may drop only without the lock.
     type Deferred;
@@ -18,19 +17,16 @@ pub(crate) trait DrivenCore: 'static {
     /// Checks that this thread may wait for the lock. Panics if this thread must not use the core.
     fn check_before_locking();
 
-    /// Records that this thread has taken the lock.
     fn record_locked();
 
     /// Records that this thread releases the lock. Returns the values that it then drops.
     fn take_deferred(&mut self) -> Self::Deferred;
 
-    /// Returns whether values have to be dropped after the lock is released.
     fn has_deferred_drops(&self) -> bool;
 
     /// Does all work that needs no waiting, and stores the results of the operations that have ended.
     fn poll(&mut self, now: Timestamp) -> PollProgress;
 
-    /// Returns whether this rank has read wake bytes since the last call.
     fn take_wake_bytes(&mut self) -> bool;
 
     /// Prepares for a thread that falls asleep. Returns true if there is work, so that the thread must not sleep.
@@ -45,7 +41,6 @@ pub(crate) trait DrivenCore: 'static {
     fn background(&mut self) -> &mut SortedSet<Self::OpId>;
 }
 
-/// The result of [`DrivenCore::poll`].
 #[derive(PartialEq, Eq)]
 pub(crate) enum PollProgress {
     /// An event has happened for which other threads may wait.
@@ -62,7 +57,6 @@ pub(crate) struct CoreLock<C: DrivenCore, P: Primitives> {
     contenders: P::Counter,
     /// Signals that an operation has ended, or that no thread waits for the sockets.
     changed: P::Condvar,
-    /// Signals that the progress thread has work.
     progress_work: P::Condvar,
 }
 
@@ -71,14 +65,11 @@ struct LockedState<C> {
     threads: WaitingThreads,
 }
 
-/// The threads that wait without the lock.
 #[derive(Default)]
 struct WaitingThreads {
-    /// Whether a thread waits for the sockets.
     has_socket_waiter: bool,
     /// The number of threads that wait for a change and have not been woken.
     waiters: usize,
-    /// The number of times that the waiting threads have been woken.
     changes: u64,
     /// Whether the progress thread must end.
     is_closing: bool,
@@ -128,12 +119,10 @@ impl<C: DrivenCore, P: Primitives> CoreLock<C, P> {
         CoreGuard { lock: self, state: Some(state) }
     }
 
-    /// Returns whether other threads wait for the lock.
     pub(crate) fn is_contended(&self) -> bool {
         P::get(&self.contenders) > 0
     }
 
-    /// Returns the condition variable on which threads wait for a change.
     #[cfg(test)]
     pub(crate) fn changed(&self) -> &P::Condvar {
         &self.changed

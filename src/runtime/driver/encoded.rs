@@ -11,7 +11,6 @@ use crate::runtime::memory::Memory;
 use crate::shm::RoundsMemory;
 use crate::transport::SocketTransport;
 
-/// The bytes of a word of encoded elements.
 const WORD_BYTES: u64 = 4;
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
@@ -63,7 +62,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     }
 
     fn fail_because_of_chunk(&mut self, InvalidChunk { sender, error }: &InvalidChunk) -> Failure {
-        let engine = self.link_driver.engine_mut();
+        let engine = &mut self.link_driver.engine;
         engine
             .report_misbehavior(*sender, format!("it sent compressed elements that do not decode: {error}"));
         engine.failure().cloned().expect("the misbehavior of a peer fails the job")

@@ -1,8 +1,7 @@
 //! The stages over links of collectives of several stages, in the order in which they begin.
 //!
 //! All ranks must begin the operations of a group in the same order, but may get ready for them in any order. So the stages wait
-//! in queues, in the order of the collectives and their blocks. The second steps of exchanges of encoded elements have a group
-//! number of their own.
+//! in queues. The second steps of exchanges of encoded elements have a group number of their own.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,13 +11,10 @@ use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
 use crate::types::RESULTS_GROUP_BIT;
 
-/// The largest number of bytes of free workspaces.
 const FREE_WORKSPACE_BYTES_MAX: usize = 32 << 20;
 
-/// A collective and the index of one of its blocks.
 pub(super) type BlockId = (OpId, usize);
 
-/// The stages over links of blocks that have several stages.
 #[derive(Default)]
 pub(super) struct LinkStages {
     pub(super) exchanges: BTreeMap<BlockId, (EncodedBlock, ExchangeState)>,
@@ -30,7 +26,6 @@ pub(super) struct LinkStages {
     pub(super) free_workspaces: Vec<Vec<u32>>,
 }
 
-/// How far the exchange of a block has come.
 pub(super) enum ExchangeState {
     /// The contributions of this rank have to be encoded.
     Ready,
@@ -44,7 +39,6 @@ pub(super) enum ExchangeState {
     Results(Vec<u32>),
 }
 
-/// Returns whether this is the group number of the operations of second steps.
 fn is_second_step(group: u32) -> bool {
     group & RESULTS_GROUP_BIT != 0
 }
@@ -56,7 +50,6 @@ impl LinkStages {
         self.queues.entry(group).or_default().push_back(block);
     }
 
-    /// Takes the stage that is the next one of its group to begin, if it is ready.
     pub(super) fn take_ready(&mut self, group: u32) -> Option<(BlockId, Schedule, Memory)> {
         let queue = self.queues.get_mut(&group)?;
         let block = *queue.front()?;

@@ -13,7 +13,6 @@ mod encoded;
 mod link_stages;
 mod poll_time;
 mod primitives;
-mod recording;
 mod shared;
 mod shm;
 mod stages;
@@ -75,7 +74,7 @@ impl Driver {
         let poller = core.link_driver.transport.sockets.take_poller().ok_or(io::ErrorKind::NotConnected)?;
         let shared = Arc::new(DriverShared {
             waker: poller.waker(),
-            meter: core.link_driver.meter().clone(),
+            meter: core.link_driver.operations.meter.clone(),
             has_failed: Arc::clone(&core.has_failed),
             shm_counters: Arc::clone(&core.shm_counters),
             core: CoreLock::new(core),
@@ -119,7 +118,6 @@ impl Driver {
         statistics
     }
 
-    /// Records the operations of this rank from now on.
     pub(crate) fn start_recording(&self, recorder: &Arc<Recorder>) {
         self.shared.lock().recorder = Some(Arc::clone(recorder));
         self.shared.recorder.get_or_init(|| Arc::clone(recorder));
@@ -132,7 +130,6 @@ impl Driver {
         &self.shared.meter
     }
 
-    /// Runs an operation on a buffer of the caller, and waits until it is complete.
     pub(crate) fn run<'a>(
         &self,
         request: OperationRequest,
@@ -148,7 +145,6 @@ impl Driver {
         })
     }
 
-    /// Begins an asynchronous operation. [`Driver::wait`] returns its result.
     pub(crate) fn submit(&self, request: OperationRequest, submission: Submission) -> Result<OpId, Error> {
         self.ensure_progress_thread()?;
         self.begin(self.shared.now(), request, submission, false).map(|(_, id)| id)
@@ -174,7 +170,7 @@ impl Driver {
     ) -> Result<(LockedCore<'_>, OpId), Error> {
         let mut core = self.shared.lock();
         // This return releases the lock before this function drops the submission.
-        if core.link_driver.failure().is_some() {
+        if core.link_driver.engine.failure().is_some() {
             return Err(self.shared.fail(core));
         }
         let Some(id) = core.begin(now, request, submission, is_awaited) else {
@@ -184,7 +180,6 @@ impl Driver {
         Ok((core, id))
     }
 
-    /// Waits for the result of an operation. Returns `None` if the operation has not ended at the time `until`.
     pub(crate) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
         let started = self.shared.now();
         let takeover = self.shared.take_over_driving(std::iter::once(id));
@@ -249,27 +244,26 @@ impl Driver {
     pub(crate) fn probe(&self, pattern: Pattern, until: Timestamp) -> Result<Option<Envelope>, Error> {
         let mut core = self.shared.lock();
         let now = self.shared.now();
-        core.link_driver.set_probing(true);
+        core.link_driver.probing_threads += 1;
         // Messages that have already come must be found. The first call gets the event, and the second call reads the socket.
         for _ in 0..2 {
             core = self.shared.drive_once(core, now, Some(now));
         }
         let (mut core, _, found) = self.shared.drive_until(core, Some(until), |core| match core.error() {
             Some(error) => Some(Err(error)),
-            None => core.link_driver.engine().probe(&pattern).map(Ok),
+            None => core.link_driver.engine.probe(&pattern).map(Ok),
         });
-        core.link_driver.set_probing(false);
+        core.link_driver.probing_threads -= 1;
         found.transpose()
     }
 
     /// Fails the job because the program of this rank aborts it. `message` is the reason.
     pub(crate) fn abort(&self, message: &str) -> Error {
         let mut core = self.shared.lock();
-        core.link_driver.engine_mut().abort(message);
+        core.link_driver.engine.abort(message);
         self.shared.fail(core)
     }
 
-    /// Returns the time since the epoch.
     pub(crate) fn now(&self) -> Timestamp {
         self.shared.now()
     }
@@ -280,7 +274,7 @@ impl Driver {
         let shared = &self.shared;
         let deadline = shared.now() + DELIVERY_TIMEOUT;
         let mut core = shared.lock();
-        while core.link_driver.failure().is_none() {
+        while core.link_driver.engine.failure().is_none() {
             let peers = core.link_driver.peers_with_undelivered_bytes();
             if peers.is_empty() {
                 return;

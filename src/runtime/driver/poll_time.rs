@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
-/// A short message between two ranks of a host takes less time than this, and to fall asleep and wake up also takes less time. In
-/// measurements of collectives, a ten times longer time was not faster, and used three times as much processor time on a network
-/// of 1 Gbit/s.
+/// A short message within a host takes less time than this, and so does waking up. In measurements of collectives, a ten times
+/// longer time was not faster, and used three times as much processor time on a network of 1 Gbit/s.
 const POLL_TIME: Duration = Duration::from_micros(20);
 /// The polling time of a job of requests and replies while its waits are short.
 const POLL_TIME_MAX: Duration = Duration::from_micros(200);
 /// If more time passes between two polls, another thread computes on this processor. To poll or answer takes less time.
 const POLL_GAP_MAX: Duration = Duration::from_micros(50);
 
-/// The time for which a thread polls the sockets before it sleeps.
 #[derive(Default)]
 pub(super) struct PollTime {
     /// Whether a thread polls longer if it has waited only a short time for the last message. Then threads that exchange short
@@ -24,7 +22,6 @@ pub(super) struct PollTime {
 }
 
 impl PollTime {
-    /// Returns the longest time for which a thread polls before it sleeps.
     pub(super) fn max(&self) -> Duration {
         if self.is_adaptive && self.was_last_wait_short && self.waited < POLL_TIME_MAX {
             POLL_TIME_MAX
@@ -38,7 +35,6 @@ impl PollTime {
         self.waited += waited;
     }
 
-    /// Records that a message has been received for which a thread has waited.
     pub(super) fn record_received_message(&mut self) {
         let waited = std::mem::take(&mut self.waited);
         if !waited.is_zero() {
@@ -47,9 +43,8 @@ impl PollTime {
     }
 }
 
-/// Returns whether a thread must sleep although it may poll for `max`. The thread has polled for the time `polled`, and
-/// `polled_before` is this time at the previous poll. A thread polls for longer than [`POLL_TIME`] only while no other thread
-/// computes on its processor.
+/// Returns whether a thread must sleep that may poll for `max` and has polled for `polled`; at its previous poll, for
+/// `polled_before`. It polls for longer than [`POLL_TIME`] only while no other thread computes on its processor.
 pub(super) fn must_sleep(max: Duration, polled_before: Duration, polled: Duration) -> bool {
     polled >= max || (polled >= POLL_TIME && polled.saturating_sub(polled_before) > POLL_GAP_MAX)
 }

@@ -31,7 +31,6 @@ pub(crate) trait Primitives: 'static {
     fn yield_now();
 }
 
-/// The primitives of the standard library.
 pub(crate) struct StdPrimitives;
 
 impl Primitives for StdPrimitives {

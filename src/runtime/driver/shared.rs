@@ -2,7 +2,7 @@
 
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
@@ -54,7 +54,6 @@ enum WaitKind {
     Sleep { spin: Duration, timeout: Option<Duration> },
 }
 
-/// The events for which a thread has waited.
 pub(super) struct FoundEvents {
     events: Vec<Event>,
     /// Whether there may be work, or why waiting has failed.
@@ -73,13 +72,10 @@ pub(super) struct DriverShared {
     /// The ranks of this host, from when on messages to them go through queues.
     pub(super) local_peers: OnceLock<LocalPeers>,
     pub(super) waker: Arc<Waker>,
-    /// The start of the engine's clock.
     pub(super) epoch: Instant,
     /// Whether this host has at least one processor for each of its ranks.
     pub(super) has_own_processor: bool,
-    /// How long a thread polls shared memory before it sleeps.
     pub(super) shm_spin_time: Duration,
-    /// The program's function that says whether a waiting thread should abort the job.
     pub(super) interrupt: Option<Interrupt>,
     /// Whether the job has failed and the peers have been told.
     pub(super) has_failed: Arc<AtomicBool>,
@@ -96,28 +92,16 @@ type JobSignals = QueueSignals<Segment>;
 /// The other ranks of this host, and the queues between them and this rank.
 pub(super) struct LocalPeers {
     pub(super) signals: Arc<JobSignals>,
-    /// The number of each rank in the signals.
     pub(super) numbers: RankMap<usize>,
 }
 
 impl DriverShared {
-    /// Locks the event queue. A thread must not hold the lock of the core meanwhile, because waiting takes long.
-    fn lock_poller(&self) -> MutexGuard<'_, Poller> {
-        debug_assert!(
-            !deferred_drop::holds_lock(),
-            "a thread releases the core before it locks the event queue"
-        );
-        self.poller.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the time of the next call of the interrupt function; `None` if the program has set no such function.
     pub(super) fn next_interrupt_check(&self, now: Timestamp) -> Option<Timestamp> {
         self.interrupt.map(|_| now + INTERRUPT_CHECK_INTERVAL)
     }
 
     /// Calls the interrupt function. Returns the reason why the waiting thread should abort the job, or `None`. The caller must
-    /// not hold a lock. A panic of the function is also such a reason, because the panic must not unwind while the operation uses
-    /// the buffer.
+    /// not hold a lock. A panic is also such a reason, because it must not unwind while the operation uses the buffer.
     pub(super) fn check_interrupt(&self) -> Option<&'static str> {
         match catch_unwind(self.interrupt?) {
             Ok(is_interrupted) => {
@@ -171,7 +155,13 @@ impl DriverShared {
         let (mut spins, mut polled) = (0, Duration::ZERO);
         while polled < spin {
             let is_posted = posts.iter().any(AwaitedPosts::are_posted);
-            let has_changed = (0..looks).any(|_| have_queues_changed(signals));
+            // Without queues, nothing changes.
+            let has_changed = signals.is_some_and(|signals| {
+                (0..looks).any(|_| {
+                    std::hint::spin_loop();
+                    signals.have_changed()
+                })
+            });
             if is_posted || self.skips_poll(has_changed) {
                 return Ok(true);
             }
@@ -261,8 +251,13 @@ impl ThreadedDriver for DriverShared {
     fn wait_for_events(&self, EventWait { kind, signals }: EventWait) -> FoundEvents {
         let (mut events, started) = (Vec::new(), Instant::now());
         let signals = signals.as_deref();
+        // Waiting takes long.
+        debug_assert!(
+            !deferred_drop::holds_lock(),
+            "a thread releases the core before it locks the event queue"
+        );
         let has_work = self.meter.time(ProfilePart::Wait, || {
-            let mut poller = self.lock_poller();
+            let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
             match &kind {
                 WaitKind::Spin(posts) => {
                     self.spin(&mut poller, (started, self.shm_spin_time), (posts, signals), &mut events)
@@ -288,7 +283,7 @@ impl ThreadedDriver for DriverShared {
         }
         has_work.unwrap_or_else(|error| {
             let why = format!("the operating system could not wait for sockets: {error}");
-            core.link_driver.engine_mut().abort(&why);
+            core.link_driver.engine.abort(&why);
             true
         })
     }
@@ -300,12 +295,4 @@ impl ThreadedDriver for DriverShared {
     fn measure_wait<R>(&self, wait: impl FnOnce() -> R) -> R {
         self.meter.time(ProfilePart::Wait, wait)
     }
-}
-
-/// Returns whether a queue of a job has changed. Without queues, nothing changes.
-fn have_queues_changed(signals: Option<&JobSignals>) -> bool {
-    signals.is_some_and(|signals| {
-        std::hint::spin_loop();
-        signals.have_changed()
-    })
 }

@@ -18,8 +18,7 @@ use crate::transport::SocketTransport;
 const NO_ROUNDS: &str = "a group began an operation without its shared memory";
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
-    /// Adds an operation to the shared memory `memory_number`. The group must have handed over its rounds. For the number of the
-    /// operation, see [`HostRounds::add_operation`].
+    /// Adds an operation to a shared memory, whose rounds the group has handed over. See [`HostRounds::add_operation`].
     pub(super) fn new_shm_task(
         &mut self,
         (request, number): (OperationRequest, Option<u64>),
@@ -29,11 +28,11 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     ) -> Result<ShmTask, Failure> {
         let key = (request.group, memory_number);
         let Some(host_rounds) = self.rounds.get_mut(&key) else {
-            return Err(self.link_driver.engine_mut().abort(NO_ROUNDS));
+            return Err(self.link_driver.engine.abort(NO_ROUNDS));
         };
         let shm_operation = host_rounds.add_operation((&request, number), spec, (kernels, false));
         // With the record, the engine detects a rank of this host that calls a different operation.
-        record_calls(self.link_driver.engine_mut(), request.group, host_rounds);
+        record_calls(&mut self.link_driver.engine, request.group, host_rounds);
         Ok(ShmTask { key, shm_operation, memory })
     }
 
@@ -44,7 +43,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         task: ShmTask,
     ) -> Result<OpId, Failure> {
         let sequence = task.shm_operation.sequence();
-        let id = self.link_driver.engine_mut().begin_external(now, request, sequence)?;
+        let id = self.link_driver.engine.begin_external(now, request, sequence)?;
         self.shm_tasks.insert(id, task);
         Ok(id)
     }
@@ -57,7 +56,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// Records that a group was dropped. Drops its rounds when no operation uses them any more.
     pub(crate) fn retire_group(&mut self, group: u32) {
-        self.link_driver.engine_mut().retire_group(group);
+        self.link_driver.engine.retire_group(group);
         self.link_stages.retire_group(group);
         self.rounds
             .range_mut((group, 0)..=(group, usize::MAX))
@@ -79,7 +78,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         self.rounds.clear();
     }
 
-    /// Continues the operations in `shm_tasks`. Returns whether any of them has ended.
     pub(super) fn poll_shm_operations(&mut self, now: Timestamp) -> bool {
         let ids: Vec<OpId> = self.shm_tasks.keys().copied().collect();
         let mut has_ended = false;
@@ -90,7 +88,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             if !host_rounds.is_oldest(shm_operation) {
                 continue;
             }
-            let engine = link_driver.engine_mut();
+            let engine = &mut link_driver.engine;
             let wake = |rank| engine.send_wake_frame(rank);
             match host_rounds.poll(shm_operation, &mut memory.access(), wake) {
                 Ok(Poll::Pending) => {}
@@ -120,7 +118,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             let (round, ranks) = host_rounds
                 .is_oldest(&task.shm_operation)
                 .then(|| host_rounds.awaited_round_and_ranks(&task.shm_operation))?;
-            Some(AwaitedPosts { posts: host_rounds.rounds().posts().clone(), round, ranks })
+            Some(AwaitedPosts { posts: host_rounds.rounds.posts().clone(), round, ranks })
         };
         self.shm_tasks.values().filter_map(awaited).collect()
     }
@@ -135,8 +133,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                 continue;
             }
             let awaited = host_rounds.awaited_ranks(shm_operation);
-            self.link_driver.engine_mut().set_awaited_ranks(id, awaited);
-            host_rounds.rounds().mark_asleep();
+            self.link_driver.engine.set_awaited_ranks(id, awaited);
+            host_rounds.rounds.mark_asleep();
             is_ready |= host_rounds.is_ready(shm_operation);
         }
         is_ready

@@ -1,6 +1,5 @@
 //! Collectives of several stages. Each block of the buffer passes its stages one after another: shared memory of the host, and
-//! links. Several blocks are in different stages at the same time. Each stage of each block is an operation, and the collective
-//! has a number of its own.
+//! links. Several blocks are in different stages at a time. Each stage of each block is an operation.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,7 +10,6 @@ use super::tasks::{OperationOutput, PendingStage, ShmTask, StagedCollective};
 use crate::engine::{Failure, OpId, OperationKey, OperationRequest, Timestamp};
 use crate::reduce::Kernels;
 use crate::runtime::encoding::{EncodedBlock, Encoding};
-use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
 use crate::schedule::hierarchy::{Block, CollectiveStage};
@@ -25,13 +23,12 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         now: Timestamp,
         request: OperationRequest,
         (blocks, encoding): (Vec<Block>, Option<Encoding>),
-        buffer_and_reduction: BufferAndReduction,
+        (memory, kernels): (Memory, Option<Kernels>),
     ) -> Result<OpId, Failure> {
-        let BufferAndReduction { memory, kernels } = buffer_and_reduction;
         let contract_and_site = (request.contract, request.site);
         let number =
             self.link_driver.assign_number(request.group & !INTERNAL_GROUP_BITS, contract_and_site)?;
-        let id = self.link_driver.engine_mut().new_id();
+        let id = self.link_driver.engine.new_id();
         let element_bytes = request.contract.dtype.size_bytes();
         let bytes = |elements: &Range<usize>| elements.start * element_bytes..elements.end * element_bytes;
         let starts = blocks.iter().map(|block| block.elements.start).collect();
@@ -97,7 +94,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(())
     }
 
-    /// Begins the next stage of a block. After the last stage, counts the block as complete.
     pub(super) fn start_next_stage(
         &mut self,
         now: Timestamp,
@@ -120,8 +116,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             }
             PendingStage::Encoded(exchange) => {
                 if let Some(encoding) = staged.encoding.clone() {
-                    let memory = (memory, staged.starts[block.1]);
-                    let encoded = EncodedBlock::new(encoding, *exchange, memory);
+                    let (exchange, elements, start) = (*exchange, memory, staged.starts[block.1]);
+                    let encoded = EncodedBlock { encoding, exchange, elements, start, scratch: Vec::new() };
                     self.link_stages.exchanges.insert(block, (encoded, ExchangeState::Ready));
                 }
                 return Ok(());
@@ -151,14 +147,12 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     ) -> Result<(), Failure> {
         let Some(staged) = self.staged_collectives.get(&block.0) else { return Ok(()) };
         let request = OperationRequest { group, spent: now.saturating_sub(staged.began), ..staged.request };
-        let buffer_and_reduction = BufferAndReduction { memory, kernels };
         let number = OperationKey::block_number(staged.number, block.1);
-        let id = self.link_driver.begin(now, request, number, schedule, buffer_and_reduction)?;
+        let id = self.link_driver.begin(now, request, number, schedule, (memory, kernels))?;
         self.stage_of.insert(id, block);
         Ok(())
     }
 
-    /// Counts a complete block of the collective `id`. After the last block, stores the result of the collective.
     fn count_complete_block(&mut self, now: Timestamp, id: OpId) {
         let Some(staged) = self.staged_collectives.get_mut(&id) else { return };
         staged.unfinished_blocks -= 1;

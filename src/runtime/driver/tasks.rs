@@ -8,7 +8,6 @@ use crate::observe::event::{Direction, OperationStart};
 use crate::reduce::Kernels;
 use crate::runtime::encoding::Encoding;
 use crate::runtime::host_rounds::operation::ShmOperation;
-use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::{Memory, SplitBuffer};
 use crate::schedule::hierarchy::Block;
 use crate::schedule::two_step::TwoStepExchange;
@@ -21,16 +20,14 @@ use crate::types::{Rank, RankSet};
 pub(super) const SHM_SPIN_TIME: Duration = Duration::from_micros(200);
 
 pub(crate) enum Submission {
-    /// A collective, and how its stages with encoded elements encode. The core has the rounds of its stages in shared memory.
-    Collective(Vec<Block>, BufferAndReduction, Option<Encoding>),
+    /// A collective, its buffer and its reduction, and how its stages encode. The core has the rounds of its stages.
+    Collective(Vec<Block>, (Memory, Option<Kernels>), Option<Encoding>),
     /// The send of a message. The receiver is this rank of the world.
     Send(Rank, Memory),
-    /// The receive of a message that fits the pattern.
     Receive(Pattern, Memory),
 }
 
 impl Submission {
-    /// Returns the direction in which the operation moves data.
     pub(super) fn direction(&self) -> Direction {
         match self {
             Self::Collective(..) => Direction::Collective,
@@ -40,7 +37,6 @@ impl Submission {
     }
 }
 
-/// Returns what is known of an operation when it is submitted.
 pub(super) fn operation_start(
     request: &OperationRequest,
     direction: Direction,
@@ -50,25 +46,20 @@ pub(super) fn operation_start(
     OperationStart { group, contract, direction, site, submitted }
 }
 
-/// A collective, and the kernels with which it reduces.
 pub(crate) type SpecAndKernels<'a> = (&'a CollectiveSpec, Option<Kernels>);
 
 /// What a short call has done that goes on as a `BlockingCollective`.
 #[derive(Default)]
 pub(crate) struct BegunShort {
-    /// Whether this rank has posted.
     pub(crate) has_posted: bool,
     /// The sleeping ranks that have to learn of the post.
     pub(crate) sleeping_peers: Vec<Rank>,
 }
 
-/// The output of an operation that has completed successfully.
 pub(crate) struct OperationOutput {
-    /// The buffer of the operation.
     pub(crate) memory: Memory,
     /// The envelope of the message that a receive has received; `None` for other operations.
     pub(crate) envelope: Option<Envelope>,
-    /// When the operation ended.
     pub(crate) ended: Timestamp,
 }
 
@@ -100,23 +91,18 @@ impl<M: RoundsMemory> AwaitedPosts<M> {
 pub(super) struct StagedCollective {
     pub(super) whole: SplitBuffer,
     pub(super) request: OperationRequest,
-    /// The number of the collective in its group.
     pub(super) number: u64,
-    /// The time at which the collective began.
     pub(super) began: Timestamp,
     pub(super) kernels: Option<Kernels>,
     /// How the ranks encode elements; `None` if no stage encodes.
     pub(super) encoding: Option<Encoding>,
     /// The index of the first element of each block.
     pub(super) starts: Vec<usize>,
-    /// The stages that each block has not begun.
     pub(super) remaining: Vec<VecDeque<PendingStage>>,
-    /// The number of blocks that are not complete.
     pub(super) unfinished_blocks: usize,
 }
 
-/// A stage that a block has not begun. All ranks of a host add their operations to the shared memory in the same order, so the
-/// operation is added before the stage begins.
+/// A stage that a block has not begun. Its operation in shared memory is already added, in the same order on all ranks of a host.
 pub(super) enum PendingStage {
     OnHost(Box<ShmTask>),
     OverLinks(Schedule),

@@ -15,12 +15,10 @@ pub(crate) trait ThreadedDriver: Sized {
     type Primitives: Primitives;
     /// How a thread waits for events, and what it needs for that without the lock.
     type Wait;
-    /// The events for which a thread has waited.
     type Found;
 
     fn core(&self) -> &CoreLock<Self::Core, Self::Primitives>;
 
-    /// Returns the time since the start of the engine's clock.
     fn now(&self) -> Timestamp;
 
     /// Returns how the thread polls shared memory and the sockets for a short time before it sleeps; `None` if it does not.
@@ -29,7 +27,6 @@ pub(crate) trait ThreadedDriver: Sized {
     /// Returns how the thread sleeps until a socket has an event, at most for `timeout`.
     fn begin_sleep(&self, core: &Self::Core, timeout: Option<Duration>) -> Self::Wait;
 
-    /// Waits without the lock.
     fn wait_for_events(&self, wait: Self::Wait) -> Self::Found;
 
     /// Passes the events to the core. Returns whether there may be work.
@@ -45,14 +42,12 @@ pub(crate) trait ThreadedDriver: Sized {
         self.core().lock()
     }
 
-    /// Wakes the thread that waits for the sockets, if there is one.
     fn wake_socket_waiter(&self, core: &Locked<'_, Self>) {
         if core.has_socket_waiter() {
             self.interrupt_wait();
         }
     }
 
-    /// Wakes the threads that wait for a change, and the thread that waits for the sockets.
     fn wake_all(&self, core: &mut Locked<'_, Self>) {
         core.wake_waiters();
         self.wake_socket_waiter(core);

@@ -33,20 +33,11 @@ impl<M: RoundsMemory> HostRounds<M> {
     /// Does the work of the current round. All sources have posted the round.
     pub(super) fn apply(&mut self, round: u64, shm_operation: &ShmOperation, memory: &mut BufferAccess<'_>) {
         let (current, block) = shm_operation.execution.round();
-        match &current.work {
-            RoundWork::Take(takes) => self.take(round, shm_operation, (takes, block), memory),
-            RoundWork::Fold(fold) => self.fold(round, shm_operation, (fold, block), memory),
-            RoundWork::FoldInPlace(range) => self.fold_in_place(round, shm_operation, range, memory),
-        }
-    }
-
-    fn take(
-        &self,
-        round: u64,
-        shm_operation: &ShmOperation,
-        (takes, block): (&[Take], usize),
-        memory: &mut BufferAccess<'_>,
-    ) {
+        let takes = match &current.work {
+            RoundWork::Take(takes) => takes,
+            RoundWork::Fold(fold) => return self.fold(round, shm_operation, (fold, block), memory),
+            RoundWork::FoldInPlace(range) => return self.fold_in_place(round, shm_operation, range, memory),
+        };
         let (mut started, bytes_of_all_ranks) = (self.meter.start(), memory.len() * self.rounds.size().ranks);
         for Take { from, slot_offset, elements } in takes {
             let all_bytes = shm_operation.bytes(&elements.block(block));
@@ -86,10 +77,9 @@ impl<M: RoundsMemory> HostRounds<M> {
                 None => rounds.read_post(from, round)?.bytes(slot_range.clone()),
                 Some(exposed) => Some(exposed.into()),
             };
-            let world = (rounds.rank(), rounds.size().ranks);
-            let ranks = fold.ranks as usize;
+            let world = ((rounds.rank(), rounds.size().ranks), fold.ranks as usize);
             let kernels = shm_operation.kernels.as_ref();
-            reduce_in_rank_order(kernels, (world, ranks), own, &mut self.lower_ranks_piece, contribution_of);
+            reduce_in_rank_order(kernels, world, own, &mut self.lower_ranks_piece, contribution_of);
             self.meter.end(ProfilePart::Reduce, &mut started);
             if fold.is_posted_next {
                 self.rounds.write_payload(round + 1, all_bytes.len(), (start, own));

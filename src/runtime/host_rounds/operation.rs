@@ -77,8 +77,7 @@ impl<M: RoundsMemory> HostRounds<M> {
                 if !self.rounds.may_write(round, shm_operation.payload_bytes()) {
                     return Ok(Poll::Pending);
                 }
-                // Every rank compares with its next rank before it posts, so no rank can wait for all others in a later round if
-                // the contracts of any two ranks differ.
+                // Every rank compares with its next rank first. So no rank can wait for all others if any contracts differ.
                 self.check_rounds(LEAD_MAX - 1, self.next_rank)?;
                 self.post(round, shm_operation, memory);
                 shm_operation.execution.handle_posted();
@@ -88,7 +87,10 @@ impl<M: RoundsMemory> HostRounds<M> {
             sources.indices().for_each(|from| self.rounds.prefetch_payload(from, round, 0));
             for from in sources.indices() {
                 let Some(posted) = self.rounds.read_post(from, round) else {
-                    return self.waits_for(from, round);
+                    // This rank would look for such a post again and again, and would not sleep.
+                    let is_wrong = self.rounds.posts().is_ahead(from, round);
+                    let wrong = || self.invalid(from, "it posted the number of a wrong round").into();
+                    return if is_wrong { Err(wrong()) } else { Ok(Poll::Pending) };
                 };
                 shm_operation.call.check(&shm_operation.header, self.members[from], &posted.header())?;
                 shm_operation.check_payload(from, &posted).map_err(|what| self.invalid(from, what))?;
@@ -109,15 +111,6 @@ impl<M: RoundsMemory> HostRounds<M> {
                 return Ok(Poll::Ready(()));
             }
         }
-    }
-
-    /// Returns the result of [`HostRounds::poll`] if the rank `from` has not posted `round`.
-    fn waits_for(&self, from: usize, round: u64) -> Result<Poll<()>, Box<ShmFailure>> {
-        // This rank would look for the post again and again, and would not sleep.
-        if self.rounds.posts().is_ahead(from, round) {
-            return Err(self.invalid(from, "it posted the number of a wrong round").into());
-        }
-        Ok(Poll::Pending)
     }
 
     fn invalid(&self, rank: usize, what: &'static str) -> ShmFailure {
@@ -197,18 +190,14 @@ impl ShmOperation {
         from: usize,
         posted: &PostedRound<'_, M>,
     ) -> Result<(), &'static str> {
-        if posted.is_exposed {
-            let is_valid = self.execution.may_expose();
-            return is_valid
-                .then_some(())
-                .ok_or("it posted a buffer address in a round without in-place reduction");
-        }
         let (current, block) = self.execution.round();
         let needed_bytes = current.taken_len(Rank::new(from as u32), block) * self.element_bytes;
-        if needed_bytes > posted.payload_bytes_max {
-            return Err("it posted a payload that does not end inside its memory");
+        match posted.is_exposed {
+            true if self.execution.may_expose() => Ok(()),
+            true => Err("it posted a buffer address in a round without in-place reduction"),
+            false if needed_bytes <= posted.payload_bytes_max => Ok(()),
+            false => Err("it posted a payload that does not end inside its memory"),
         }
-        Ok(())
     }
 
     /// Returns the length in bytes of the payload of the current round, unless the round before has already written it.

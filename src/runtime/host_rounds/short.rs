@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::reduce::Kernels;
-use crate::schedule::program::{Program, RoundWork};
+use crate::schedule::program::{Program, RoundWork, SlotWrite, Take};
 use crate::shm::{Header, SHORT_PAYLOAD_BYTES_MAX};
 use crate::types::{Contract, Rank, RankSet};
 
@@ -30,7 +30,6 @@ pub(super) enum ShortWork {
     Fold(usize, usize, Range<usize>),
 }
 
-/// The result of [`HostRounds::run_short`](super::HostRounds::run_short).
 pub(crate) enum ShortResult {
     Complete,
     /// This rank has posted nothing. The call has to begin as any other operation.
@@ -48,19 +47,14 @@ impl ShortCall {
         (contract, header): (Contract, Header),
         kernels: Option<Kernels>,
     ) -> Option<Self> {
+        let bytes = contract.dtype.size_bytes();
         let [phase] = &*program.phases else { return None };
         let [round] = &*phase.rounds else { return None };
-        let bytes = contract.dtype.size_bytes();
         let to_bytes = |range: Range<usize>| range.start * bytes..range.end * bytes;
+        let taken =
+            |take: &Take| (take.from.index(), take.slot_offset * bytes, to_bytes(take.elements.block(0)));
         let work = match &round.work {
-            RoundWork::Take(takes) => ShortWork::Take(
-                takes
-                    .iter()
-                    .map(|take| {
-                        (take.from.index(), take.slot_offset * bytes, to_bytes(take.elements.block(0)))
-                    })
-                    .collect(),
-            ),
+            RoundWork::Take(takes) => ShortWork::Take(takes.iter().map(taken).collect()),
             RoundWork::Fold(fold) if !fold.is_posted_next => ShortWork::Fold(
                 fold.ranks as usize,
                 fold.slot_offset * bytes,
@@ -74,16 +68,13 @@ impl ShortCall {
         let is_short = phase.times == 1
             && program.if_all_expose.is_none()
             && taken_bytes.iter().chain([&payload_bytes]).all(|&bytes| bytes <= SHORT_PAYLOAD_BYTES_MAX);
+        let write = |write: &SlotWrite| (write.slot_offset * bytes, to_bytes(write.elements.block(0)));
         is_short.then(|| Self {
             contract,
             header,
             kernels,
             payload_bytes,
-            writes: round
-                .writes
-                .iter()
-                .map(|write| (write.slot_offset * bytes, to_bytes(write.elements.block(0))))
-                .collect(),
+            writes: round.writes.iter().map(write).collect(),
             sources: round.sources,
             taken_bytes,
             work,

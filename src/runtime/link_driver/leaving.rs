@@ -8,7 +8,6 @@ use crate::shm::SegmentMemory;
 use crate::transport::{SocketTransport, TransferResult};
 use crate::types::Rank;
 
-/// The most bytes that are read at a time from a link that is being closed.
 const DRAINED_BYTES: usize = 16 << 10;
 
 impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {

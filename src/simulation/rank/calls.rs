@@ -13,7 +13,6 @@ use crate::runtime::encoding::Encoding;
 use crate::runtime::error_feedback::CompressorCall;
 use crate::runtime::host_rounds::Patience;
 use crate::runtime::host_rounds::short::ShortResult;
-use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::link_driver::direct::DirectReceive;
 use crate::runtime::memory::Memory;
 use crate::schedule::hierarchy::{Block, CollectiveStage};
@@ -211,7 +210,10 @@ impl SimulatedRank {
                 rank if rank == to => {
                     let source = Some(member(call.root));
                     let pattern = Pattern { group: call.group as u32, source, tag: Some(0) };
-                    Some(Submission::Receive(pattern, Memory::none().or_allocated_if_longer::<f64>()))
+                    Some(Submission::Receive(
+                        pattern,
+                        Memory::owned(Vec::<f64>::new()).or_allocated_for::<f64>(usize::MAX),
+                    ))
                 }
                 _ => None,
             };
@@ -238,8 +240,7 @@ impl SimulatedRank {
             schedule.rename_peers(member);
             vec![Block { elements: 0..call.count, stages: vec![CollectiveStage::OverLinks(schedule)] }]
         };
-        let buffer = BufferAndReduction { memory: memory(), kernels: call.kernels(world) };
-        Some(Submission::Collective(blocks, buffer, encoding))
+        Some(Submission::Collective(blocks, (memory(), call.kernels(world)), encoding))
     }
 }
 
