@@ -30,6 +30,11 @@ impl Engine {
     pub fn record_external(&mut self, group: u32, sequence: u64, contract_and_site: (Contract, Site)) {
         let (group, call) = OperationKey::call_of(group, sequence);
         self.history.record_numbered(group, call, contract_and_site);
+        if let Some(Failure { cause, .. }) = &self.failure
+            && cause.ranks_without_line() != [None; 2]
+        {
+            self.add_own_report();
+        }
     }
 
     /// Sets the ranks for which an external operation waits. Fails the job if one of these ranks has left.

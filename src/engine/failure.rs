@@ -87,12 +87,23 @@ impl Engine {
     }
 
     /// Returns whether this rank need not wait for the causes of its peers: they have sent the same one or cannot add anything.
-    /// They may agree on a mismatch that a rank without a link to this rank has yet to complete.
+    /// They may agree on a mismatch to which a rank without a link to this rank has yet to add its line.
     pub fn do_peers_agree(&self) -> bool {
         let Some(Failure { cause, .. }) = &self.failure else { return true };
-        let has_agreed = |link: &Link| link.is_gone() || link.cause_received.as_ref() == Some(cause);
+        let mut connected = self.links.iter().filter(|(_, link)| !link.is_gone()).peekable();
+        let is_gone = |rank| self.links.get(rank).is_some_and(Link::is_gone);
         !cause.other_ranks_may_add_reports()
-            || (!cause.lacks_reports() && self.links.iter().all(|(_, link)| has_agreed(link)))
+            || connected.peek().is_none()
+            || (cause.ranks_without_line().into_iter().flatten().all(is_gone)
+                && connected.all(|(_, link)| link.cause_received.as_ref() == Some(cause)))
+    }
+
+    /// Adds what this rank knows to the cause of a failure, after it has learned more.
+    pub(super) fn add_own_report(&mut self) {
+        if let Some(Failure { cause: known, reported_by }) = self.failure.clone() {
+            let cause = self.with_own_report(known);
+            self.failure = Some(Failure { cause, reported_by });
+        }
     }
 
     /// Records a failure that this rank has detected, and returns it. If the job has already failed, returns the first failure.
@@ -200,9 +211,8 @@ impl Engine {
         for link in self.silent_links.iter_mut().filter(|link| link.peer == peer) {
             link.is_acknowledged = false;
         }
-        if let Some(Failure { cause: known @ Cause::Timeout { .. }, reported_by }) = self.failure.clone() {
-            let cause = self.with_own_report(known);
-            self.failure = Some(Failure { cause, reported_by });
+        if matches!(&self.failure, Some(Failure { cause: Cause::Timeout { .. }, .. })) {
+            self.add_own_report();
         }
     }
 

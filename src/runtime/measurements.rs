@@ -12,7 +12,10 @@ use crate::observe::recorder::Recorder;
 use crate::schedule::Action;
 use crate::types::Rank;
 
-const SHORT_BYTES: usize = 64 << 10;
+/// Operations on at most this number of bytes are short.
+const SHORT_BYTES: usize = 4 << 10;
+/// The same for messages. To read the clock for a message of 64 KiB would take a few percent of its time.
+const SHORT_MESSAGE_BYTES: usize = 64 << 10;
 /// One of this number of short operations is timed, and its time counts for all of them. A prime number, so that a program which
 /// repeats a few operations does not always time the same one.
 const SAMPLE_INTERVAL: u64 = 31;
@@ -67,7 +70,14 @@ pub(crate) struct OperationTimer {
 
 impl OperationTimer {
     pub(crate) fn new(number: u64, bytes: usize) -> Self {
-        let is_short = bytes <= SHORT_BYTES;
+        Self::start(number, bytes <= SHORT_BYTES)
+    }
+
+    pub(crate) fn of_message(number: u32, bytes: usize) -> Self {
+        Self::start(number.into(), bytes <= SHORT_MESSAGE_BYTES)
+    }
+
+    fn start(number: u64, is_short: bool) -> Self {
         let is_timed = !is_short || number.is_multiple_of(SAMPLE_INTERVAL);
         Self { began: is_timed.then(Instant::now), weight: if is_short { SAMPLE_INTERVAL as u32 } else { 1 } }
     }

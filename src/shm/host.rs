@@ -28,8 +28,6 @@ pub(super) const PAYLOAD_ALIGNMENT: usize = 64;
 const PAYLOAD_BYTES_MAX: usize = 32 << 10;
 /// A message of more bytes has several entries, so that the receiver copies one while the sender writes the next one.
 const PIECE_BYTES_MIN: usize = 2 << 10;
-/// The most bytes in an entry of a message.
-const PIECE_BYTES_MAX: usize = 32 << 10;
 /// A message has about this number of entries, as long as they are neither too short nor too long.
 const PIECES: usize = 4;
 /// The number of cells of a queue, 8,192 for data and 1,024 for control frames.
@@ -113,7 +111,7 @@ impl HostMemoryLayout {
     /// Returns a layout with short queues, which fill up and begin again soon, for tests.
     #[cfg(test)]
     pub const fn with_short_queues(ranks: usize, cell_count: usize, arena_bytes: usize) -> Self {
-        Self { ranks, cell_count, arena_bytes, passed_bytes: arena_bytes / 4, passed_bytes_min: 0 }
+        Self { ranks, cell_count, arena_bytes, passed_bytes: arena_bytes / 2, passed_bytes_min: 0 }
     }
 
     pub fn ranks(self) -> usize {
@@ -192,7 +190,7 @@ impl QueueLayout {
 
     /// Returns the most bytes of a message of `bytes` bytes in one entry.
     pub(super) fn piece_bytes(&self, bytes: usize) -> usize {
-        let piece_bytes = (bytes / PIECES).next_power_of_two().clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);
+        let piece_bytes = (bytes / PIECES).next_power_of_two().max(PIECE_BYTES_MIN);
         bytes.min(piece_bytes).min(self.payload_bytes_max())
     }
 }

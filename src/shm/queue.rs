@@ -1,7 +1,7 @@
 //! A queue of entries from one rank of a host to another, in shared memory.
 //!
-//! Each entry has a cell of 64 bytes. A cell is one cache line. The bytes of an entry are in the arena, a ring of memory. The
-//! words of a cell are:
+//! Each entry has a cell of 64 bytes. A cell is one cache line. The bytes of an entry are in the arena, a ring of memory,
+//! or in a passed buffer. The words of a cell are:
 //!
 //! | word | content |
 //! |---|---|
@@ -15,15 +15,15 @@
 //! A message may be longer than its entry. The next entries then have kind "bytes", and contain the rest of the message. So the
 //! receiver can copy the first bytes while the sender still writes the next ones.
 //!
-//! The sender reuses a cell and the memory of its bytes when the receiver has counted the entry as read.
+//! The sender reuses a cell and its part of the arena when the receiver has counted the entry as read.
 //!
-//! The two ranks also have two passed buffers. Each belongs to one of them, at first one to each. A rank sends a message in a
-//! buffer of its own if it has one that is long enough. Then the buffer belongs to the receiver, which sends its answer in it:
-//! the memory is still in the cache of its processor (ADR 99). The place of bytes in a passed buffer counts from the end of the
-//! arena, as if both buffers were behind it.
+//! The two ranks also have two passed buffers. Each belongs to one of them, at first one to each. A rank writes a message that is
+//! neither too short nor too long into a buffer of its own, if it has one. Then the buffer belongs to the receiver, which sends
+//! its answer in it: the memory is still in the cache of its processor (ADR 99). The place of bytes in a passed buffer counts
+//! from the start of the arena, as if both buffers were behind the arena.
 //!
 //! Each word of a peer is read once and then checked. A wrong word gives a [`QueueError`], and nothing is read or written
-//! outside the queue. A rank that stops in the middle of an entry harms only its own messages. Every rank of the host can
+//! outside the queue and the two passed buffers. A rank that stops in the middle of an entry harms only its own messages. Every rank of the host can
 //! write to the whole memory, so a rank that writes outside its queues can harm all messages of the host, and can make ranks
 //! wait until their deadlines.
 
@@ -61,11 +61,9 @@ pub enum QueueError {
     #[error("it wrote an entry of the invalid kind {0} to shared memory")]
     Kind(u64),
     /// The bytes of an entry are neither inside the arena nor inside a passed buffer of the sender.
-    #[error(
-        "it wrote an entry of {bytes} bytes at offset {start} to shared memory, which is outside of its queue"
-    )]
+    #[error("it wrote an entry of {bytes} bytes at offset {start} of shared memory, where it may not write")]
     Bytes {
-        /// The offset in the arena at which the bytes begin.
+        /// Where the bytes begin, from the start of the arena.
         start: u64,
         /// The number of bytes.
         bytes: u64,

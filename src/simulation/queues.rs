@@ -197,10 +197,11 @@ impl QueueRank {
 
     /// Sends an entry. If the queue is full, notes that, and looks again.
     fn send(&self, ends: &mut QueueEnds) -> Result<usize, QueueError> {
-        let count = ends.random.random_range(1..70).min(ends.begun - ends.sent);
+        let count = ends.random.random_range(1..100).min(ends.begun - ends.sent);
         let bytes: Vec<u8> = (ends.sent..ends.sent + count).map(|position| position as u8).collect();
-        // A message with two entries may need more space than the whole arena has.
-        let is_message = (1..=64).contains(&count) && ends.random.random_bool(0.5);
+        // A message of two entries may need more space than the whole arena has, but not in a passed buffer.
+        let bytes_max = if ends.receiver.owned_buffers().is_empty() { 64 } else { 128 };
+        let is_message = (1..=bytes_max).contains(&count) && ends.random.random_bool(0.5);
         let write = |ends: &mut QueueEnds| {
             if !is_message {
                 return ends.sender.write(&[IoSlice::new(&bytes)], 0);

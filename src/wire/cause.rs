@@ -163,13 +163,10 @@ impl Cause {
         matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
     }
 
-    /// Returns whether this is a mismatch in which the contract or the line of one of the two calls is not known yet.
-    pub fn lacks_reports(&self) -> bool {
-        let lacks_site = matches!(
-            self,
-            Self::Mismatch { first_site, second_site, .. } if first_site.is_empty() || second_site.is_empty()
-        );
-        lacks_site || self.lacks_contract()
+    /// Returns the ranks of a mismatch whose lines are not known yet.
+    pub fn ranks_without_line(&self) -> [Option<Rank>; 2] {
+        let Self::Mismatch { first, first_site, second, second_site, .. } = self else { return [None; 2] };
+        [(first, first_site), (second, second_site)].map(|(&rank, site)| site.is_empty().then_some(rank))
     }
 
     /// Returns whether this is a mismatch in which the contract of one of the two ranks is not known yet: the contracts are

@@ -57,7 +57,7 @@ impl Driver {
         }
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
-        let timer = OperationTimer::new(core.direct_messages.into(), bytes.len());
+        let timer = OperationTimer::of_message(core.direct_messages, bytes.len());
         let is_sent = core.may_be_direct() && core.link_driver.try_send_directly(request, to, bytes);
         if is_sent {
             core.statistics.operations += 1;
@@ -92,7 +92,7 @@ impl Driver {
         let number = *local.numbers.get(source)?;
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
-        let mut timer = OperationTimer::new(core.direct_messages.into(), bytes.len());
+        let mut timer = OperationTimer::of_message(core.direct_messages, bytes.len());
         // A profile counts what a thread waits for apart from what it copies.
         let may_look = self.shared.has_own_processor && !self.shared.meter.is_on();
         let looks = if may_look && !self.shared.core.is_contended() { LOOKS } else { 1 };

@@ -89,7 +89,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         if self.unread.count > 0 {
             return Ok(NextEntry::Bytes);
         }
-        let Some([kind_and_bytes, start]) = self.next_words()? else { return Ok(NextEntry::Nothing) };
+        let Some([kind_and_bytes, word]) = self.next_words()? else { return Ok(NextEntry::Nothing) };
         if kind_and_bytes & KIND_MASK != KIND_MESSAGE {
             return Ok(NextEntry::Bytes);
         }
@@ -100,9 +100,9 @@ impl<M: SegmentMemory> QueueReceiver<M> {
             let first = EntryBytes { start: self.cell + 5 * WORD_BYTES, count, passed: None };
             return Ok(NextEntry::Message(QueueMessage { label, bytes: count as usize, first }));
         }
-        let first = self.check_bytes(count, start)?;
+        let first = self.check_bytes(count, word)?;
         if bytes < u64::from(count) {
-            return Err(QueueError::Bytes { start, bytes });
+            return Err(QueueError::Bytes { start: word & !PASSES_BUFFER, bytes });
         }
         Ok(NextEntry::Message(QueueMessage { label, bytes: bytes as usize, first }))
     }

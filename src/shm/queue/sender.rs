@@ -18,10 +18,10 @@ pub struct QueueSender<M> {
     cell: usize,
     /// The number of entries that the receiver had read when this rank last looked.
     read_count: u64,
-    /// For each cell: the position in the arena at which the bytes of its last entry end. A position counts all bytes since
-    /// the start, so the offset in the arena is the position modulo the length of the arena.
+    /// For each cell: the value of `head` after its last entry. A position in the arena counts all bytes since the start, so the
+    /// offset in the arena is the position modulo the length of the arena.
     ends: Box<[u64]>,
-    /// The position at which the bytes of the next entry begin.
+    /// The position at which the bytes of the next entry in the arena begin.
     head: u64,
     /// The offset of this position in the arena.
     head_offset: usize,
@@ -244,7 +244,7 @@ impl<M: SegmentMemory> QueueSender<M> {
         Ok(())
     }
 
-    /// Writes the cell of the next entry, whose bytes end before `head`. `words` are the words of the cell from word 1 on.
+    /// Writes the cell of the next entry. `words` are the words of the cell from word 1 on.
     #[inline]
     fn publish<const N: usize>(&mut self, words: &[u64; N]) {
         let cell = self.cell;
