@@ -4,7 +4,7 @@ use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{
+use super::entry::{
     BYTES_IN_CELL_MAX, EntryBytes, KIND_BEGIN, KIND_BYTES, KIND_MASK, KIND_MESSAGE, NextEntry, PASSES_BUFFER,
     QueueError, QueueMessage, QueueRead,
 };
@@ -45,7 +45,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         }
     }
 
-    /// Returns the passed buffers that belong to this rank, for [`QueueSender::write_message`](super::QueueSender::write_message).
+    /// Returns the passed buffers that belong to this rank, for `QueueSender::write_message`.
     pub fn owned_buffers(&mut self) -> &mut Vec<u8> {
         &mut self.owned
     }

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{BYTES_IN_CELL_MAX, KIND_BEGIN, KIND_BYTES, KIND_MESSAGE, PASSES_BUFFER, QueueError};
+use super::entry::{BYTES_IN_CELL_MAX, KIND_BEGIN, KIND_BYTES, KIND_MESSAGE, PASSES_BUFFER, QueueError};
 use crate::shm::host::{HostMemoryLayout, PAYLOAD_ALIGNMENT, QueueLayout};
 use crate::shm::memory::{SegmentMemory, WORD_BYTES};
 

@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::*;
-use crate::shm::{HostMemoryLayout, Segment, SegmentMemory as _};
+use super::entry::*;
+use super::{QueueReceiver, QueueSender};
+use crate::shm::{HostMemoryLayout, Segment, SegmentMemory as _, WORD_BYTES};
 
 /// A layout whose queues fill up after 8 entries or 512 bytes.
 const SHORT: HostMemoryLayout = HostMemoryLayout::with_short_queues(2, 8, 512);
