@@ -14,7 +14,6 @@ use std::thread;
 
 use self::short::{ShortCall, ShortResult, ShortWork};
 use super::buffer::BufferAccess;
-use super::last_used::LastUsed;
 use super::measurements::Meter;
 use crate::reduce::{Kernels, reduce_in_rank_order};
 use crate::schedule::CollectiveSpec;
@@ -362,5 +361,33 @@ impl ShmCall {
         }
         let other = (header[HEADER_WORDS - 1], wire::contract_from_words(header));
         Err(Box::new(ShmFailure::Mismatch(*self, rank, other)))
+    }
+}
+
+/// The most values of [`LastUsed`].
+const LAST_USED_MAX: usize = 32;
+
+/// Plans or programs that were used, the last one at the end.
+pub(crate) struct LastUsed<T>(Vec<T>);
+
+impl<T> LastUsed<T> {
+    pub(crate) fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Removes and returns the last value for which `is_wanted` returns true.
+    #[inline]
+    pub(crate) fn take(&mut self, is_wanted: impl Fn(&T) -> bool) -> Option<T> {
+        let index = self.0.iter().rposition(is_wanted)?;
+        Some(self.0.remove(index))
+    }
+
+    /// Adds a value. If there are too many, removes the oldest.
+    #[inline]
+    pub(crate) fn keep(&mut self, value: T) {
+        if self.0.len() == LAST_USED_MAX {
+            self.0.remove(0);
+        }
+        self.0.push(value);
     }
 }

@@ -12,7 +12,6 @@ pub(crate) mod error_feedback;
 pub(crate) mod failure_report;
 mod gathering;
 pub(crate) mod host_rounds;
-pub(crate) mod last_used;
 pub(crate) mod link_driver;
 pub(crate) mod link_io;
 pub(crate) mod measurements;

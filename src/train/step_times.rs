@@ -124,8 +124,8 @@ impl StepTimer {
     pub(crate) fn times_since_start(&self, group: &Group) -> StepTimes {
         let total = self.started.elapsed();
         let data = self.data_time.min(total);
-        // The runtime only estimates the time of messages of at most 64 KiB, and of collectives of at most 4 KiB. So `exposed` can
-        // be too large.
+        // The runtime only estimates the time of messages of at most 64 KiB, and of collectives of at most 4 KiB.
+        // So `exposed` can be too large.
         let exposed = group.statistics().exposed.saturating_sub(self.exposed_at_start);
         let exposed = exposed.min(total.saturating_sub(data));
         StepTimes {
