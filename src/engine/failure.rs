@@ -6,8 +6,8 @@ use bytes::Bytes;
 
 use super::history::ContractAndSite;
 use super::link::Link;
-use super::operation::{OperationInfo, RunningOperation};
-use super::{Engine, Failure, FrameVerdict, OpId, OperationKey, Timestamp, Transmit};
+use super::operation::RunningOperation;
+use super::{Engine, Failure, FrameVerdict, OpId, OperationKey, OperationRequest, Timestamp, Transmit};
 use crate::types::{Contract, INTERNAL_GROUP_BITS, Operation, Rank, Site};
 use crate::wire::cause::{AWAITED_RANKS_MAX, SilentLink, WaitingRank};
 use crate::wire::{Cause, FrameHeader, FrameKind};
@@ -151,8 +151,7 @@ impl Engine {
         }
     }
 
-    /// Fails the job because this rank and `peer` called different operations under the same number. Both ranks create the same
-    /// cause.
+    /// Fails the job because this rank and `peer` called different operations with this number. Both create the same cause.
     pub(super) fn fail_because_mismatch(
         &mut self,
         (group, sequence): (u32, u64),
@@ -208,20 +207,19 @@ impl Engine {
     /// Records that the host of `peer` has not acknowledged data of this rank, although the data were sent again.
     pub fn report_unacknowledged(&mut self, peer: Rank) {
         self.peers_without_acks.insert(peer);
-        for link in self.silent_links.iter_mut().filter(|link| link.peer == peer) {
-            link.is_acknowledged = false;
-        }
         if matches!(&self.failure, Some(Failure { cause: Cause::Timeout { .. }, .. })) {
             self.add_own_report();
         }
     }
 
-    /// Returns the root cause for a missed deadline, with the operation in which this rank waits, and the links on which it
-    /// waits.
+    /// Returns the cause for a missed deadline, with the operation in which this rank waits, and the links on which it waits.
     fn timeout_cause(&mut self, timeout_ms: u64) -> Cause {
         let waiting = self.waiting_report();
         if self.silent_links.is_empty() {
             self.silent_links = waiting.as_ref().map(|waiting| self.links_to(waiting)).unwrap_or_default();
+        }
+        for link in &mut self.silent_links {
+            link.is_acknowledged = !self.peers_without_acks.contains(&link.peer);
         }
         let links = self.silent_links.clone();
         Cause::Timeout { timeout_ms, waiting: waiting.into_iter().collect(), links }
@@ -236,14 +234,12 @@ impl Engine {
         let link_to = |peer| {
             let silence = self.now.saturating_sub(self.links.get(peer)?.last_frame_at);
             let silence_ms = silence.as_millis().min(u32::MAX.into()) as u32;
-            let is_acknowledged = !self.peers_without_acks.contains(&peer);
-            Some(SilentLink { rank: waiting.rank, peer, silence_ms, is_acknowledged })
+            Some(SilentLink { rank: waiting.rank, peer, silence_ms, is_acknowledged: true })
         };
         peers.filter_map(link_to).collect()
     }
 
-    /// Adds this rank's knowledge to a cause: for a timeout the operation in which this rank waits, for a mismatch the line of
-    /// its call.
+    /// Adds what this rank knows: for a timeout the operation in which it waits, for a mismatch the line of its call.
     fn with_own_report(&mut self, mut cause: Cause) -> Cause {
         match &cause {
             Cause::Timeout { timeout_ms, .. } => {
@@ -273,9 +269,8 @@ impl Engine {
     /// Returns the operation whose deadline has passed. If there is none, returns the oldest operation that has been active for
     /// at least half of its timeout. The other ranks waited for a rank that began later than that.
     fn waiting_operation(&self) -> Option<OpId> {
-        let has_waited = |info: &OperationInfo| {
-            let began = info.deadline.saturating_sub(info.timeout);
-            self.now.saturating_sub(began) >= info.timeout / 2
+        let has_waited = |info: &OperationRequest| {
+            self.now.saturating_sub(info.began.unwrap_or_default()) >= info.timeout / 2
         };
         let waiting = self.active_operations().filter(|(_, info)| has_waited(info));
         self.overdue_operation.or(waiting.map(|(id, _)| id).min())
@@ -288,7 +283,7 @@ impl Engine {
         self.info_of(self.overdue_operation.or(oldest)?).map(|info| (info.contract, info.site))
     }
 
-    fn active_operations(&self) -> impl Iterator<Item = (OpId, &OperationInfo)> {
+    fn active_operations(&self) -> impl Iterator<Item = (OpId, &OperationRequest)> {
         let running = self.operations.iter().map(|(&id, running)| (id, &running.info));
         let posted = self.matching.posted.values().map(|posted| (posted.id, &posted.info));
         running.chain(posted).chain(self.external.iter().map(|(&id, external)| (id, &external.info)))
@@ -322,12 +317,11 @@ impl Engine {
         }
     }
 
-    /// Returns all active operations, each with some ranks for which it waits.
     pub fn awaited_ranks(&self) -> Vec<(OpId, Vec<Rank>)> {
         self.active_operations().map(|(id, _)| (id, self.awaited_ranks_of(id))).collect()
     }
 
-    fn info_of(&self, id: OpId) -> Option<&OperationInfo> {
+    fn info_of(&self, id: OpId) -> Option<&OperationRequest> {
         self.active_operations().find(|&(active, _)| active == id).map(|(_, info)| info)
     }
 

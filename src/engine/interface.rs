@@ -26,7 +26,6 @@ pub type Timestamp = Duration;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct OpId(pub(super) u64);
 
-/// The settings of an engine, which never change.
 #[derive(Clone, Default, Debug)]
 pub struct Settings {
     pub rank: Rank,
@@ -54,7 +53,6 @@ pub enum SendMode {
     Synchronous,
 }
 
-/// The arguments that all kinds of operations need to begin.
 #[derive(Clone, Copy, Debug)]
 pub struct OperationRequest {
     pub group: u32,
@@ -62,9 +60,8 @@ pub struct OperationRequest {
     pub contract: Contract,
     /// If the operation takes longer than this time, the job fails.
     pub timeout: Duration,
-    /// The part of `timeout` that has already passed, if the operation is a part of a longer operation.
-    pub spent: Duration,
-    /// The line of the caller's program that called the operation.
+    /// When the operation began, or the longer operation of which it is a part; `None` if it begins now.
+    pub began: Option<Timestamp>,
     pub site: Site,
     /// The event that completes the send of a message. Operations that send no message ignore this field.
     pub mode: SendMode,
@@ -73,7 +70,16 @@ pub struct OperationRequest {
 impl OperationRequest {
     /// Returns the request of an operation that is not a part of another operation and not a synchronous send.
     pub fn new(group: u32, contract: Contract, timeout: Duration, site: Site) -> Self {
-        Self { group, contract, timeout, spent: Duration::ZERO, site, mode: SendMode::Standard }
+        Self { group, contract, timeout, began: None, site, mode: SendMode::Standard }
+    }
+
+    /// Returns the request of an operation that begins `now`, unless it has begun before.
+    pub fn begun(self, now: Timestamp) -> Self {
+        Self { began: self.began.or(Some(now)), ..self }
+    }
+
+    pub(super) fn deadline(&self) -> Timestamp {
+        self.began.unwrap_or_default().saturating_add(self.timeout)
     }
 }
 
@@ -129,7 +135,6 @@ impl OperationKey {
     }
 }
 
-/// A frame to send.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Transmit {
     /// A segment: the header, then the elements `range` of the operation's buffer. If the header has a checksum field, the
@@ -150,9 +155,7 @@ pub enum FrameVerdict {
     Store(OperationKey),
     /// Receive the payload and pass it to [`Engine::handle_control_frame`](super::Engine::handle_control_frame).
     Control,
-    /// Do nothing: the frame has no payload, and the engine has handled it.
-    Handled,
-    /// Receive the payload and throw it away, because the job has failed.
+    /// Receive the payload, if there is one, and throw it away: the engine has handled the frame, or the job has failed.
     Discard,
     /// Read no more from this link, because the peer broke the protocol.
     Refuse,

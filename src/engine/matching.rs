@@ -3,11 +3,9 @@
 //! A new receive takes the message that arrived first among the messages that fit. A message that arrives takes the receive that
 //! was posted first among the receives that fit. Messages with the same source and tag keep their order (MPI-4.1, section 3.5).
 
-use super::interface::{OpId, OperationKey};
-use super::operation::OperationInfo;
+use super::interface::{OpId, OperationKey, OperationRequest};
 use crate::types::{Contract, Rank, SortedMap, SortedSet};
 
-/// The messages that a receive accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pattern {
     pub group: u32,
@@ -35,12 +33,11 @@ impl Pattern {
     }
 }
 
-/// A receive that has not matched a message.
 pub(super) struct PostedReceive {
     pub(super) id: OpId,
     pub(super) pattern: Pattern,
     /// Its `contract.count` is the most elements that the receive accepts.
-    pub(super) info: OperationInfo,
+    pub(super) info: OperationRequest,
 }
 
 /// The posted receives that have not matched a message, and the arrived messages that no receive has matched.
@@ -49,7 +46,6 @@ pub(super) struct PostedReceive {
 /// receive that accepts any source or any tag searches all messages in the order of their arrival.
 #[derive(Default)]
 pub(super) struct Matching {
-    /// The posted receives, oldest first.
     pub(super) posted: SortedMap<OpId, PostedReceive>,
     /// The posted receives by group, source and tag.
     posted_index: SortedSet<(u32, Option<Rank>, Option<u32>, OpId)>,

@@ -45,7 +45,7 @@ use self::matching::Matching;
 pub use self::matching::{Envelope, Pattern};
 #[cfg(test)]
 pub use self::operation::EAGER_BYTES;
-use self::operation::{ExternalOperation, NextSend, OperationInfo, RunningOperation, TransferSegment};
+use self::operation::{ExternalOperation, NextSend, RunningOperation, TransferSegment};
 use crate::schedule::Schedule;
 use crate::types::{Contract, Operation, Rank, RankMap, Site, SortedMap, SortedSet};
 use crate::wire::cause::SilentLink;
@@ -66,20 +66,16 @@ pub struct Engine {
     matching: Matching,
     /// For each receive that has matched a message: the envelope of the message.
     envelopes: SortedMap<OpId, Envelope>,
-    /// The deadlines of all active operations.
     deadlines: SortedSet<(Timestamp, OpId)>,
-    /// The operation whose deadline has passed.
     overdue_operation: Option<OpId>,
     history: OperationHistory,
-    /// The most operations that a rank may have announced to one peer and that the peer has not begun. All ranks have the same
-    /// value.
+    /// [`ANNOUNCED_MAX`], except in tests.
     announced_max: usize,
     links: RankMap<Link>,
     /// The complete operations that [`Engine::take_completed`] has not returned, in the order of completion.
     completed: VecDeque<OpId>,
     /// The matched messages of this rank to itself: the send and the receive of each message.
     self_deliveries: VecDeque<(OpId, OpId)>,
-    /// The identifier of the newest operation.
     last_id: u64,
     now: Timestamp,
     failure: Option<Failure>,
@@ -89,7 +85,6 @@ pub struct Engine {
     peers_without_acks: BTreeSet<Rank>,
     /// A peer to which no link could be opened: the time at which the engine reports the peer as lost, and the cause.
     unreachable_peer: Option<(Timestamp, Cause)>,
-    /// Whether this rank leaves the job ([`Engine::close`]).
     is_closing: bool,
 }
 
@@ -128,14 +123,13 @@ impl Engine {
         self.history.record_begun(request.group, sequence);
         let id = self.new_id();
         let key = OperationKey::Collective { group: request.group, sequence };
-        self.start_transfers(id, key, OperationInfo::new(now, request), schedule)
+        self.start_transfers(id, key, request.begun(now), schedule)
     }
 
     pub fn retire_group(&mut self, group: u32) {
         self.history.retire_group(group);
     }
 
-    /// Returns the envelope of the oldest message that fits the pattern and that no receive has matched.
     pub fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
         self.matching.probe(pattern)
     }
@@ -161,8 +155,7 @@ impl Engine {
         self.operations.is_empty() && self.external.is_empty() && self.matching.posted.is_empty()
     }
 
-    /// Returns the number of messages without a matching receive, of wake frames and of goodbyes. A thread may wait for these
-    /// events.
+    /// Returns the number of events for which a thread may wait: messages without a receive, wake frames, and goodbyes.
     pub fn event_count(&self) -> u64 {
         self.matching.unexpected_messages + self.wake_events
     }
@@ -225,7 +218,6 @@ impl Engine {
                         link.spend_credit(payload_bytes);
                     }
                     link.send_queue.record_frame(id, payload_bytes, self.settings.segment_bytes);
-                    link.send_queue.in_flight = Some(id);
                     return Some(Transmit::Segment { operation: id, header, range: segment.range });
                 }
             }
@@ -234,15 +226,13 @@ impl Engine {
     }
 
     /// Records that the driver has sent the whole segment that [`Engine::poll_transmit`] returned for `peer`.
-    pub fn handle_sent_segment(&mut self, peer: Rank) {
-        let Some(link) = self.links.get_mut(peer) else { return };
-        let Some(id) = link.send_queue.in_flight.take() else { return };
-        let Some(running) = self.operations.get_mut(&id) else { return };
+    pub fn handle_sent_segment(&mut self, operation: OpId, peer: Rank) {
+        let Some(running) = self.operations.get_mut(&operation) else { return };
         running.record_sent_segment(peer);
         if running.sends_to(peer) {
-            link.send_queue.runnable.push_back(id);
+            self.links.get_or_default(peer).send_queue.runnable.push_back(operation);
         }
-        self.complete_if_done(id);
+        self.complete_if_done(operation);
     }
 
     /// Records that the driver has applied the segment for which the verdict was [`FrameVerdict::Apply`]. `was_stored` says
@@ -265,10 +255,8 @@ impl Engine {
         }
         if let Some(running) = self.operations.get_mut(&operation) {
             running.record_applied_segment(peer);
-            for index in 0..running.peer_count() {
-                if let (peer, true) = running.peer_at(index) {
-                    self.links.get_or_default(peer).send_queue.resume_after_data(operation);
-                }
+            for peer in running.receivers() {
+                self.links.get_or_default(peer).send_queue.resume_after_data(operation);
             }
         }
         self.send_ready_frames(operation);
@@ -293,15 +281,15 @@ impl Engine {
         &mut self,
         id: OpId,
         key: OperationKey,
-        info: OperationInfo,
+        info: OperationRequest,
         schedule: Schedule,
     ) -> Result<OpId, Failure> {
         let segment_elements = (self.settings.segment_bytes / info.contract.dtype.size_bytes()).max(1);
-        let mut running = RunningOperation::new(key, info, schedule, segment_elements);
+        let peers = schedule.peers();
+        let mut running = RunningOperation::new(key, info, (schedule, &peers), segment_elements);
         let mut missing_peer = None;
         let mut mismatch: Option<(Rank, Contract)> = None;
-        for index in 0..running.peer_count() {
-            let (peer, is_sent_to) = running.peer_at(index);
+        for peer in peers {
             let link = self.links.get_or_default(peer);
             if link.is_gone() && running.needs(peer, link.stored_segments(key)) {
                 missing_peer.get_or_insert(peer);
@@ -316,12 +304,12 @@ impl Engine {
                 running.set_ready_sends(peer, transfers);
             }
             match key {
-                _ if !is_sent_to => {}
+                _ if !running.sends_to(peer) => {}
                 OperationKey::Collective { .. } => link.send_queue.runnable.push_back(id),
                 OperationKey::Message { .. } => link.send_queue.add_message(id),
             }
         }
-        self.deadlines.insert((info.deadline, id));
+        self.deadlines.insert((info.deadline(), id));
         self.by_key.insert(key, id);
         self.operations.insert(id, running);
         if let Some(mismatch) = mismatch {
@@ -351,7 +339,7 @@ impl Engine {
             && let Some(running) = self.operations.remove(&id)
         {
             self.by_key.remove(&running.key);
-            self.deadlines.remove(&(running.info.deadline, id));
+            self.deadlines.remove(&(running.info.deadline(), id));
             self.completed.push_back(id);
         }
     }
@@ -366,7 +354,7 @@ fn contract_of_transfer(contract: Contract, elements: usize) -> Contract {
 
 /// Returns the header of a frame of an operation, without payload. The meaning of `offset` depends on the kind of the frame.
 fn header(kind: FrameKind, running: &RunningOperation, offset: u64) -> FrameHeader {
-    let OperationInfo { group, contract, .. } = running.info;
+    let OperationRequest { group, contract, .. } = running.info;
     FrameHeader { kind, group, sequence: running.key.sequence(), contract, offset, ..FrameHeader::EMPTY }
 }
 

@@ -295,7 +295,6 @@ impl LinkIo {
         let length = header.payload_bytes as usize;
         let keep = |key| IncomingFrame::Kept { header, key, payload: AlignedBytes::new(length), filled: 0 };
         match engine.handle_header(peer, &header) {
-            FrameVerdict::Handled => IncomingFrame::Header,
             FrameVerdict::Discard => IncomingFrame::Discarded { left: length },
             FrameVerdict::Refuse => IncomingFrame::Refused,
             FrameVerdict::Control => keep(None),
