@@ -102,7 +102,7 @@ impl Server {
         let job = Job { id: job_id, world: world.get(), peers_digest: [0; 32] };
         let mut listener = Listener::new(listener, Identity { secret, job, rank: None })
             .map_err(system("an event queue for the rendezvous"))?;
-        let waker = listener.waker();
+        let waker = listener.poller.as_ref().map(|poller| Arc::clone(&poller.waker));
         let (commands, receiver) = channel();
         let has_job_started = Arc::new(AtomicBool::new(false));
         let started_flag = Arc::clone(&has_job_started);

@@ -3,11 +3,10 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
 use std::time::Duration;
 
 use mio::net::{TcpListener, TcpStream};
-use mio::{Interest, Registry, Token, Waker};
+use mio::{Interest, Registry, Token};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::handshake::Identity;
@@ -43,14 +42,14 @@ pub fn listen(
 
 /// The listening socket, the incoming handshakes, and an event queue, also for the sockets of the owner.
 pub struct Listener {
-    /// The event queue; `None` after the owner has taken it.
-    poller: Option<Poller>,
-    registry: Registry,
+    /// The event queue; `None` if the owner has taken it, to wait on it instead of calling [`Listener::wait`].
+    pub poller: Option<Poller>,
+    /// The registry in which the owner registers its sockets, with tokens from [`Listener::new_token`].
+    pub registry: Registry,
     /// `None` if no process can connect.
     socket: Option<TcpListener>,
     /// Whether there may be connections in the kernel, which reports each of them only once.
     may_have_waiting: bool,
-    /// The earliest time of the next attempt to accept a connection.
     accept_at: Duration,
     next_token: usize,
     /// The accepted connections. The owner of the listener takes them from here.
@@ -97,24 +96,9 @@ impl Listener {
         self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?.local_addr()
     }
 
-    /// Returns the registry in which the owner registers its sockets, with tokens from [`Listener::new_token`].
-    pub fn registry(&self) -> &Registry {
-        &self.registry
-    }
-
     pub fn new_token(&mut self) -> Token {
         self.next_token += 1;
         Token(self.next_token)
-    }
-
-    /// Removes and returns the event queue, for an owner that waits on the queue itself instead of calling [`Listener::wait`].
-    pub fn take_poller(&mut self) -> Option<Poller> {
-        self.poller.take()
-    }
-
-    /// Returns the waker, with which another thread ends [`Listener::wait`]; `None` after [`Listener::take_poller`].
-    pub fn waker(&self) -> Option<Arc<Waker>> {
-        self.poller.as_ref().map(Poller::waker)
     }
 
     /// Waits for events, at most until the time `until`. Handles the events of the listener's sockets, and appends
@@ -140,7 +124,6 @@ impl Listener {
         self.incoming.next_deadline().into_iter().chain(accept).min()
     }
 
-    /// Handles the events of the listener's sockets, and appends all other events to `other_events`.
     pub fn serve(
         &mut self,
         now: Duration,

@@ -14,10 +14,6 @@ use crate::transport::poller::Event;
 use crate::types::Rank;
 
 impl TcpTransport {
-    pub fn has_port(&self) -> bool {
-        self.listener.has_port()
-    }
-
     /// Creates the transport of this rank in an isolated group of this job. `rank` is this rank's number in the group. From now
     /// on, this job's port accepts the connections that the lower ranks of the group open. Returns an error if the operating
     /// system refuses an event queue.
@@ -28,7 +24,7 @@ impl TcpTransport {
         options: SocketOptions,
         streams: u8,
     ) -> io::Result<Self> {
-        let listener = Listener::without_port(self.listener.incoming.identity().clone())?;
+        let listener = Listener::without_port(self.listener.incoming.identity.clone())?;
         let lower = group.members[..rank.index()].iter().copied();
         self.listener.incoming.expect_isolated_links(group.id, lower, streams);
         let addresses = group.members.iter().map(|member| self.addresses[member.index()]).collect();
@@ -75,10 +71,10 @@ impl TcpTransport {
     pub fn take_accepted_from(&mut self, job: &mut Self) -> io::Result<()> {
         let Some(group) = self.isolated.clone() else { return Ok(()) };
         for mut accepted in job.listener.incoming.take_isolated_links(group.id) {
-            job.listener.registry().deregister(&mut accepted.stream)?;
+            job.listener.registry.deregister(&mut accepted.stream)?;
             accepted.token = self.listener.new_token();
             let interest = Interest::READABLE | Interest::WRITABLE;
-            self.listener.registry().register(&mut accepted.stream, accepted.token, interest)?;
+            self.listener.registry.register(&mut accepted.stream, accepted.token, interest)?;
             let from = group.members.iter().position(|&member| member == accepted.introduction.from);
             let Some(from) = from else { continue };
             accepted.introduction.from = Rank::new(from as u32);
