@@ -5,6 +5,9 @@ use std::ops::Deref;
 use std::sync::atomic::Ordering;
 
 pub const WORD_BYTES: usize = size_of::<u64>();
+/// The unit of layouts in bytes: two adjacent cache lines, which some processors fetch together. Words that different ranks write
+/// do not share a unit.
+pub(super) const UNIT_BYTES: usize = 128;
 /// A thread that looks for a change of a word pauses once after this number of looks.
 const LOOKS_PER_PAUSE: u32 = 8;
 

@@ -13,21 +13,21 @@ use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mremap
 use rustix::param::page_size;
 
 use super::copy::{copy_from_peer, copy_past_caches};
-use super::memory::{RoundsMemory, SegmentMemory, WORD_BYTES};
+use super::memory::{RoundsMemory, SegmentMemory, UNIT_BYTES, WORD_BYTES};
 
 /// The length in bytes of the token at the beginning of a segment, which a process that opens the segment checks.
 pub const TOKEN_BYTES: usize = 32;
 
+const _: () = assert!(TOKEN_BYTES <= UNIT_BYTES && UNIT_BYTES.is_multiple_of(WORD_BYTES));
+
 /// Where other processes of this host find a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentLocation {
-    /// The id of the process that created the segment.
     pub process: u32,
     /// The number of the file descriptor in that process.
     pub file: u32,
 }
 
-/// A mapping of shared memory.
 pub struct Segment {
     /// The address of the first byte, which is the beginning of a page.
     pub(super) base: NonNull<u8>,
@@ -326,10 +326,10 @@ mod tests {
     fn a_file_that_is_not_a_segment_is_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
-        let location = SegmentLocation { process: process::id(), file: file.as_raw_fd() as u32 };
-        assert!(Segment::open(location, 8192, &[0; TOKEN_BYTES]).is_err(), "the size is not sealed");
-        assert!(
-            Segment::open(SegmentLocation { process: u32::MAX, file: 0 }, 8192, &[0; TOKEN_BYTES]).is_err()
-        );
+        let is_refused = |process, file| {
+            Segment::open(SegmentLocation { process, file }, 8192, &[0; TOKEN_BYTES]).is_err()
+        };
+        assert!(is_refused(process::id(), file.as_raw_fd() as u32), "the size is not sealed");
+        assert!(is_refused(u32::MAX, 0));
     }
 }

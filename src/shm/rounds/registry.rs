@@ -13,7 +13,6 @@ use super::super::segment::SparePages;
 
 /// The maximum number of registered buffers that a rank of a group may have at a time.
 pub const BUFFERS_MAX: usize = 1024;
-/// The length of an encoded [`BufferRef`] in bytes.
 pub(super) const BUFFER_REF_BYTES: usize = 2 * size_of::<u64>();
 
 /// The location of elements in a registered buffer.
@@ -42,7 +41,6 @@ struct OwnBuffer {
     number: u64,
     length: usize,
     mapping_start: usize,
-    /// The pages that replace the buffer's pages after a failure.
     spare: Option<SparePages>,
     /// Can be upgraded while the buffer is mapped.
     alive: Weak<()>,
@@ -52,7 +50,6 @@ struct OwnBuffer {
 #[derive(Default)]
 pub(super) struct ExposedParts {
     pub(super) round: u64,
-    /// The length of each part in bytes.
     pub(super) part_bytes: usize,
     /// The location of the part of each rank, by rank; `None` for a rank that has exposed nothing.
     pub(super) locations: Vec<Option<BufferRef>>,

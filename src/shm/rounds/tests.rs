@@ -23,7 +23,7 @@ fn a_payload_does_not_overlap_the_payload_before_and_many_ranks_use_little_memor
         let mut next = NextPost::default();
         let mut reserve = |round, bytes| {
             next.reserve(round, bytes, size);
-            let start = next.place.checked_sub(1)? * CACHE_LINE_PAIR_BYTES;
+            let start = next.place.checked_sub(1)? * UNIT_BYTES;
             (start + bytes <= size.ring_buffer_bytes()).then_some(start..start + bytes)
         };
         // A long payload, then short and long ones in an irregular order, and then only payloads of 16 KiB.
