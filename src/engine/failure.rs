@@ -160,18 +160,18 @@ impl Engine {
     ) -> Failure {
         let (group, sequence) = OperationKey::call_of(group, sequence);
         let own_call = (self.settings.rank, contract, site.to_string());
-        let peer_call = (peer, peer_contract, String::new());
-        let (first, second) =
-            if own_call.0 < peer_call.0 { (own_call, peer_call) } else { (peer_call, own_call) };
+        let mut calls = [(peer, peer_contract, String::new()), own_call];
+        calls.sort_by_key(|call| call.0);
+        let [(first, first_contract, first_site), (second, second_contract, second_site)] = calls;
         self.fail(Cause::Mismatch {
             group,
             sequence,
-            first: first.0,
-            first_contract: first.1,
-            first_site: first.2,
-            second: second.0,
-            second_contract: second.1,
-            second_site: second.2,
+            first,
+            first_contract,
+            first_site,
+            second,
+            second_contract,
+            second_site,
         })
     }
 

@@ -83,12 +83,8 @@ impl Matching {
         Some((key, envelope))
     }
 
-    pub(super) fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
-        self.find_arrived(pattern).and_then(|number| self.arrived.get(&number)).map(|(_, envelope)| *envelope)
-    }
-
     /// Returns the arrival number of the message that arrived first among those that fit.
-    fn find_arrived(&self, pattern: &Pattern) -> Option<u64> {
+    pub(super) fn find_arrived(&self, pattern: &Pattern) -> Option<u64> {
         if let (Some(source), Some(tag)) = (pattern.source, pattern.tag) {
             let entry = |number| (pattern.group, source, tag, number);
             return self.arrived_index.first_in(&(entry(0)..=entry(u64::MAX))).map(|found| found.3);

@@ -143,7 +143,7 @@ impl Engine {
             bytes <= EAGER_BYTES.min(self.settings.segment_bytes)
                 && !link.has_left
                 && link.credit() >= credit_cost(bytes)
-                && !link.send_queue.has_unopened_messages()
+                && link.send_queue.unopened.is_empty()
                 && link.control_frames.is_empty()
         };
         self.direct_link(to).filter(may_send).map(|link| link.messages_sent)

@@ -131,7 +131,8 @@ impl Engine {
     }
 
     pub fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
-        self.matching.probe(pattern)
+        let number = self.matching.find_arrived(pattern)?;
+        self.matching.arrived.get(&number).map(|(_, envelope)| *envelope)
     }
 
     /// Returns the key that the frames of an operation carry; `None` if it has ended, has no frames, or is a receive that has not
@@ -211,8 +212,7 @@ impl Engine {
                     }
                 }
                 NextSend::Segment { segment, eager } => {
-                    let is_checked = self.settings.is_checked(peer);
-                    let header = segment_header(running, &segment, eager, is_checked);
+                    let header = segment_header(running, &segment, eager, self.settings.is_checked(peer));
                     let payload_bytes = header.payload_bytes as usize;
                     if eager {
                         link.spend_credit(payload_bytes);

@@ -21,7 +21,7 @@ pub(super) struct SendQueue {
     /// The operations that can send only after they have received and applied a further segment.
     pub(super) waiting_for_data: SortedSet<OpId>,
     /// The messages that have sent no frame, in the order of their numbers.
-    unopened: VecDeque<OpId>,
+    pub(super) unopened: VecDeque<OpId>,
     turn_bytes: usize,
     /// The operations that wait for credit or for a ready frame, with the credit in bytes that each of them needs.
     waiting_for_credit: SortedMap<OpId, usize>,
@@ -41,10 +41,6 @@ impl SendQueue {
         if self.unopened.len() == 1 {
             self.runnable.push_back(id);
         }
-    }
-
-    pub(super) fn has_unopened_messages(&self) -> bool {
-        !self.unopened.is_empty()
     }
 
     pub(super) fn resume_after_data(&mut self, id: OpId) {
