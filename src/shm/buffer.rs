@@ -60,10 +60,6 @@ impl ExposedBuffer {
         // SAFETY: as in `bytes`, and because of `&mut self` no other thread of this process uses the bytes.
         unsafe { std::slice::from_raw_parts_mut(self.mapping.first_byte().as_ptr(), self.mapping.length()) }
     }
-
-    pub(super) fn mapping_start(&self) -> usize {
-        self.mapping.0.base.as_ptr().expose_provenance()
-    }
 }
 
 impl RemoteBuffer {

@@ -3,10 +3,7 @@
 //! write the part in place, until each rank has posted that it is done.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Weak;
-
-use rustix::param::page_size;
 
 use super::super::buffer::{ExposedBuffer, RemoteBuffer};
 use super::super::segment::SparePages;
@@ -40,7 +37,6 @@ pub struct BufferRegistry {
 struct OwnBuffer {
     number: u64,
     length: usize,
-    mapping_start: usize,
     spare: Option<SparePages>,
     /// Can be upgraded while the buffer is mapped.
     alive: Weak<()>,
@@ -77,8 +73,8 @@ impl BufferRegistry {
         let number = self.count;
         self.count += 1;
         self.others.insert(number, buffers);
-        let (mapping_start, spare, bytes) = (own.mapping_start(), own.spare_pages.take(), own.bytes());
-        let own_buffer = OwnBuffer { number, length: bytes.len(), mapping_start, spare, alive };
+        let (spare, bytes) = (own.spare_pages.take(), own.bytes());
+        let own_buffer = OwnBuffer { number, length: bytes.len(), spare, alive };
         self.own.insert(bytes.as_ptr().addr(), own_buffer);
     }
 
@@ -117,10 +113,8 @@ impl BufferRegistry {
     /// the shared pages after a failure. Meanwhile, other threads of this process may use the other bytes of these pages.
     pub fn stop_exposing(&mut self, bytes: &[u8]) {
         let Some((first, _)) = self.own_buffer_at(bytes) else { return };
-        let Some(own) = self.own.get_mut(&first) else { return };
-        let pages = own.pages_of(bytes);
-        let replaced = own.spare.as_mut().map_or(Ok(()), |spare| spare.replace(own.mapping_start, &pages));
-        if let Err(error) = replaced {
+        let spare = self.own.get_mut(&first).and_then(|own| own.spare.as_mut());
+        if let Some(Err(error)) = spare.map(|spare| spare.replace(bytes)) {
             log::warn!("a buffer stays shared after its operation failed: {error}");
         }
     }
@@ -148,13 +142,5 @@ impl BufferRegistry {
             return Err("it posted a location whose offset is not a multiple of the element size");
         }
         Ok(())
-    }
-}
-
-impl OwnBuffer {
-    /// Returns the pages that contain any of `bytes`, as a range of byte offsets in the mapping.
-    fn pages_of(&self, bytes: &[u8]) -> Range<usize> {
-        let (page, start) = (page_size(), bytes.as_ptr().addr() - self.mapping_start);
-        start - start % page..(start + bytes.len()).next_multiple_of(page)
     }
 }
