@@ -123,13 +123,12 @@ impl Group {
 fn dial_higher_ranks(transport: &mut TcpTransport, epoch: Instant) -> io::Result<()> {
     let deadline = epoch.elapsed() + 2 * CONNECT_TIMEOUT;
     transport.dial_higher_ranks(epoch.elapsed());
-    let mut events = Vec::new();
     loop {
         let now = epoch.elapsed();
         if transport.has_dialed() || now >= deadline {
             return Ok(());
         }
-        transport.wait_for_events(now, deadline, &mut events)?;
-        transport.serve(epoch.elapsed(), events.drain(..));
+        let events = transport.wait_for_events(now, deadline)?;
+        transport.serve(epoch.elapsed(), events);
     }
 }

@@ -101,21 +101,14 @@ impl Listener {
         Token(self.next_token)
     }
 
-    /// Waits for events, at most until the time `until`. Handles the events of the listener's sockets, and appends
-    /// all other events to `other_events`. Returns an error if the system call fails, or the event queue has been taken.
-    pub fn wait(
-        &mut self,
-        now: Duration,
-        until: Option<Duration>,
-        other_events: &mut Vec<Event>,
-    ) -> io::Result<()> {
+    /// Waits for events, at most until the time `until`. Handles the events of the listener's sockets, and returns all other
+    /// events. Returns an error if the system call fails, or the event queue has been taken.
+    pub fn wait(&mut self, now: Duration, until: Option<Duration>) -> io::Result<Vec<Event>> {
         let until = until.into_iter().chain(self.next_deadline()).min();
         let poller = self.poller.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-        let first_new = other_events.len();
-        poller.wait(until.map(|until| until.saturating_sub(now)), other_events)?;
-        let events = other_events.split_off(first_new);
-        self.serve(now, events, other_events);
-        Ok(())
+        let mut events = Vec::new();
+        poller.wait(until.map(|until| until.saturating_sub(now)), &mut events)?;
+        Ok(self.serve(now, events))
     }
 
     /// Returns the time at which [`Listener::serve`] must be called again, even if there is no event.
@@ -124,12 +117,9 @@ impl Listener {
         self.incoming.next_deadline().into_iter().chain(accept).min()
     }
 
-    pub fn serve(
-        &mut self,
-        now: Duration,
-        events: impl IntoIterator<Item = Event>,
-        other_events: &mut Vec<Event>,
-    ) {
+    /// Handles the events of the listener's sockets, and returns all other events.
+    pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>) -> Vec<Event> {
+        let mut other_events = Vec::new();
         for event in events {
             if event.token == LISTENER {
                 self.may_have_waiting = true;
@@ -141,6 +131,7 @@ impl Listener {
         }
         self.incoming.expire(now);
         self.accept(now);
+        other_events
     }
 
     fn accept(&mut self, now: Duration) {

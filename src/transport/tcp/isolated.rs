@@ -53,17 +53,11 @@ impl TcpTransport {
         })
     }
 
-    /// Waits for events of the sockets, at most until the time `until`, and appends them to `events`. Returns an error if the
-    /// system call fails, or the event queue has been taken.
-    pub fn wait_for_events(
-        &mut self,
-        now: Duration,
-        until: Duration,
-        events: &mut Vec<Event>,
-    ) -> io::Result<()> {
-        let dials = self.dials.values().filter_map(|dial| dial.deadline);
-        let until = dials.min().map_or(until, |deadline| deadline.min(until));
-        self.listener.wait(now, Some(until), events)
+    /// Waits for events of the sockets, at most until the time `until`. Returns an error if the system call fails, or the event
+    /// queue has been taken.
+    pub fn wait_for_events(&mut self, now: Duration, until: Duration) -> io::Result<Vec<Event>> {
+        let until = self.next_deadline().map_or(until, |deadline| deadline.min(until));
+        self.listener.wait(now, Some(until))
     }
 
     /// Adds the connections that the lower ranks of this isolated group have opened to the port of `job`, which from now on

@@ -102,9 +102,7 @@ impl TcpTransport {
 
     /// Handles the events of the sockets, and the deadlines that have passed.
     pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>) {
-        let mut other_events = Vec::new();
-        self.listener.serve(now, events, &mut other_events);
-        for event in other_events {
+        for event in self.listener.serve(now, events) {
             let peer = self.peers_by_token.get(&event.token).copied();
             match peer.and_then(|peer| self.bundle_mut(peer)) {
                 Some(bundle) => bundle.handle_event(event),
