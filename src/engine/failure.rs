@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use super::history::ContractAndSite;
 use super::link::Link;
 use super::operation::RunningOperation;
@@ -190,10 +188,10 @@ impl Engine {
                     return None;
                 }
                 link.cause_sent = Some(cause.clone());
-                (FrameKind::Abort, Bytes::from(cause.encode()))
+                (FrameKind::Abort, cause.encode())
             }
             None if std::mem::replace(&mut link.has_said_goodbye, true) => return None,
-            None => (FrameKind::Goodbye, Bytes::new()),
+            None => (FrameKind::Goodbye, Vec::new()),
         };
         let header = FrameHeader {
             kind,

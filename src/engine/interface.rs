@@ -4,8 +4,6 @@
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use crate::schedule::Action;
 use crate::schedule::hierarchy::BLOCKS_MAX;
 use crate::types::{Contract, HOSTS_GROUP_BIT, RESULTS_GROUP_BIT, Rank, Site};
@@ -141,7 +139,7 @@ pub enum Transmit {
     /// driver fills it in.
     Segment { operation: OpId, header: FrameHeader, range: Range<usize> },
     /// A control frame: the header, then the payload.
-    Control { header: FrameHeader, payload: Bytes },
+    Control { header: FrameHeader, payload: Vec<u8> },
 }
 
 /// What the driver has to do with a frame whose header has arrived.

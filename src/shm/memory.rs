@@ -74,7 +74,6 @@ pub trait SegmentMemory {
         self.read(start, target);
     }
 
-    /// Copies `source` to the bytes from `start` on.
     #[track_caller]
     fn write(&self, start: usize, source: &[u8]);
 }

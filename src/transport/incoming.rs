@@ -82,7 +82,6 @@ pub struct IncomingConnections<S> {
     /// Descriptions of the first refused processes that claim to belong to a job, at most [`REFUSED_RANKS_MAX`].
     pub refused: Vec<String>,
     late_reply: Option<LateReplyFunction>,
-    /// The connections on which the reply to a late rank has been sent.
     replied: VecDeque<S>,
 }
 

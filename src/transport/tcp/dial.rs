@@ -22,7 +22,6 @@ pub(super) struct Dial {
     pub(super) stream: TcpStream,
     pub(super) token: Token,
     pub(super) handshake: Dialer,
-    /// The time at which this rank began to open the connection.
     pub(super) began: Duration,
     /// The time by which the peer's machine must accept the connection; `None` once it has done so.
     pub(super) deadline: Option<Duration>,

@@ -13,7 +13,6 @@ use crate::types::Rank;
 use crate::wire::handshake::StreamId;
 
 impl TcpTransport {
-    /// Begins to open the extra connections of a link that this rank has dialed.
     pub(super) fn open_extra_connections(&mut self, now: Duration, peer: Rank) {
         let Some(bundle) = self.bundle_mut(peer) else { return };
         let total = bundle.stream_count();

@@ -39,7 +39,6 @@ impl TcpTransport {
         }
     }
 
-    /// Returns whether no connection is being opened.
     pub fn has_dialed(&self) -> bool {
         self.dials.is_empty()
     }

@@ -12,7 +12,6 @@ use super::bundle::{Connection, SendSpace};
 // From asm-generic/socket.h. A few architectures have other numbers, and are not supported.
 const SO_MAX_PACING_RATE: libc::c_int = 47;
 const SO_MEMINFO: libc::c_int = 55;
-/// The number of values that `SO_MEMINFO` returns.
 const MEMINFO_VALUE_COUNT: usize = libc::SK_MEMINFO_DROPS as usize + 1;
 
 /// If the last answer of the other host arrived more than this number of milliseconds before the last send, the other

@@ -15,9 +15,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use super::kernel::set_pacing;
 use crate::transport::listener;
 
-/// The file in which Linux lists the available congestion controls.
 const AVAILABLE_CONTROLS_FILE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
-/// The error code of a non-blocking `connect` that is still in progress.
 const CONNECT_IN_PROGRESS: i32 = Errno::INPROGRESS.raw_os_error();
 /// The time without data after which the kernel checks whether the peer's machine still answers.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);

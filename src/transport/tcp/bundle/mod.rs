@@ -175,9 +175,7 @@ impl<P: Connection> Bundle<P> {
         if self.is_sending_closed {
             close_sending_on(&connection);
         }
-        if let Some(entry) = self.streams.get_mut(usize::from(index)) {
-            *entry = Some(Stream::new(connection, token));
-        }
+        self.streams[usize::from(index)] = Some(Stream::new(connection, token));
     }
 
     pub(crate) fn use_streams(&mut self, used: usize) {
