@@ -8,8 +8,7 @@ use crate::types::{Contract, Rank, Site};
 use crate::wire::{FrameHeader, FrameKind};
 
 impl Engine {
-    /// Begins an operation in shared memory. `sequence` is the number of the operation in its group. Returns the failure if the
-    /// job has already failed.
+    /// Begins an operation in shared memory, which has the number `sequence` in its group. Fails if the job has already failed.
     pub fn begin_external(
         &mut self,
         now: Timestamp,

@@ -10,8 +10,7 @@ use crate::types::{Contract, INTERNAL_GROUP_BITS, Operation, Rank, Site};
 use crate::wire::cause::{AWAITED_RANKS_MAX, SilentLink, WaitingRank};
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
-/// If no link to a peer can be opened, this rank waits for this time before it reports the peer as lost. Meanwhile another rank
-/// may send the root cause.
+/// A peer to which no link can be opened is reported as lost after this time. Meanwhile another rank may send the root cause.
 const UNREACHABLE_DELAY: Duration = Duration::from_millis(500);
 
 impl Engine {
@@ -52,9 +51,8 @@ impl Engine {
         }
     }
 
-    /// Handles a link to `peer` that is lost or could not be opened. `detail` is the error of the transport. A peer whose link
-    /// could not be opened may have exited because the job failed. So the engine first waits for another rank to report that
-    /// failure.
+    /// Handles a link to `peer` that is lost or could not be opened. `detail` is the error of the transport. If it could not be
+    /// opened, the peer may have exited because the job failed, so the engine first waits for a report of that failure.
     pub fn handle_lost_link(&mut self, peer: Rank, detail: &str, was_opened: bool) {
         let (host, seen_by) = (self.host(peer), self.settings.rank);
         let link = self.links.get_or_default(peer);

@@ -144,8 +144,7 @@ impl Engine {
             || self.find_contract(group, sequence).is_none_or(|(own, _)| own == header.contract)
     }
 
-    /// Returns the verdict for a segment of an operation that this rank has begun. `is_stored` says whether the driver already
-    /// stores the segment.
+    /// Returns the verdict for a segment of an operation that has begun. `is_stored`: whether the driver already stores it.
     fn check_segment(
         &mut self,
         id: OpId,

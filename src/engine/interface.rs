@@ -13,8 +13,7 @@ use crate::wire::{Cause, FrameHeader};
 pub const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 /// A rank that leaves the job waits for at most this time until the peers have closed their links.
 pub const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The longest time for which a rank that leaves waits until its peers' machines, whose receive buffers may be full, have
-/// accepted its last messages.
+/// A rank that leaves waits for at most this time until its peers' machines have accepted its last messages.
 pub const DELIVERY_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A time, measured from an epoch that the driver chooses.
@@ -103,8 +102,7 @@ impl OperationKey {
         }
     }
 
-    /// Returns the number of a block of a collective of several stages. Blocks of two ranks have the same number only if the
-    /// ranks have made as many calls.
+    /// Returns the number of a block. Blocks of two ranks have the same number only if the ranks have made as many calls.
     pub fn block_number(call: u64, block: usize) -> u64 {
         call * BLOCKS_MAX as u64 + block as u64
     }
@@ -135,8 +133,7 @@ impl OperationKey {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Transmit {
-    /// A segment: the header, then the elements `range` of the operation's buffer. If the header has a checksum field, the
-    /// driver fills it in.
+    /// The header, then the elements `range` of the operation's buffer. The driver fills in the checksum, if there is one.
     Segment { operation: OpId, header: FrameHeader, range: Range<usize> },
     /// A control frame: the header, then the payload.
     Control { header: FrameHeader, payload: Vec<u8> },

@@ -40,10 +40,9 @@ pub(super) struct PostedReceive {
     pub(super) info: OperationRequest,
 }
 
-/// The posted receives that have not matched a message, and the arrived messages that no receive has matched.
-///
-/// There may be very many receives and messages, so each of the two collections has an index by group, source and tag. A
-/// receive that accepts any source or any tag searches all messages in the order of their arrival.
+/// The receives that have not matched a message, and the arrived messages that no receive has matched. There may be very many, so
+/// both have an index by group, source and tag. A receive that accepts any source or any tag searches all messages in the order
+/// of their arrival.
 #[derive(Default)]
 pub(super) struct Matching {
     pub(super) posted: SortedMap<OpId, PostedReceive>,

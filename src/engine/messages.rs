@@ -13,9 +13,8 @@ use crate::schedule::{Action, Step};
 use crate::types::{Contract, Rank, Site};
 
 impl Engine {
-    /// Begins to send elements `0..count` of a buffer as a message. The contract's `layout` is the tag of the message.
-    ///
-    /// If this rank sends to itself, a standard send is complete at once, and the driver keeps the bytes of the message
+    /// Begins to send elements `0..count` of a buffer as a message. The contract's `layout` is the tag of the message. If this
+    /// rank sends to itself, a standard send is complete at once, and the driver keeps the bytes of the message
     /// ([`Engine::take_self_delivery`]). Returns the same errors as [`Engine::begin`].
     pub fn send(&mut self, now: Timestamp, request: OperationRequest, to: Rank) -> Result<OpId, Failure> {
         self.check()?;
@@ -156,8 +155,7 @@ impl Engine {
         link.spend_credit(bytes);
     }
 
-    /// Returns the number of the next message from `from`, if it may be received without an operation: no other operation
-    /// waits, and no message waits for a receive.
+    /// Returns the number of the next message from `from`, if it may be received without an operation: nothing else waits.
     pub fn next_direct_receive(&self, from: Rank) -> Option<u64> {
         let may_receive = self.is_idle() && self.matching.arrived.is_empty();
         self.direct_link(from).filter(|_| may_receive).map(|link| link.messages_received)
@@ -177,8 +175,7 @@ impl Engine {
         !link.control_frames.is_empty()
     }
 
-    /// Returns the link to a peer if messages may go without operations: the job and the link work, and messages have no
-    /// checksums.
+    /// Returns the link to a peer, if the job and the link work and messages have no checksums.
     fn direct_link(&self, peer: Rank) -> Option<&Link> {
         let is_usable = self.failure.is_none() && !self.is_closing && !self.settings.is_checked(peer);
         self.links.get(peer).filter(|link| is_usable && !link.is_lost)

@@ -56,8 +56,7 @@ pub struct Engine {
     operations: SortedMap<OpId, RunningOperation>,
     /// Operations that the engine does not execute: operations in shared memory, and synchronous sends of this rank to itself.
     external: BTreeMap<OpId, ExternalOperation>,
-    /// The number of wake frames and goodbyes that have arrived. After each of them, a thread that sleeps while it waits for
-    /// shared memory must wake up.
+    /// The number of wake frames and goodbyes that have arrived. After each, a thread that waits for shared memory must wake up.
     wake_events: u64,
     /// The operations in `operations`, by the key in the headers of their frames.
     by_key: SortedMap<OperationKey, OpId>,
@@ -133,8 +132,7 @@ impl Engine {
         self.matching.arrived.get(&number).map(|(_, envelope)| *envelope)
     }
 
-    /// Returns the key that the frames of an operation carry; `None` if it has ended, has no frames, or is a receive that has not
-    /// matched a message.
+    /// Returns the key in the frames of an operation; `None` if it has ended, has no frames, or has not matched a message.
     pub fn key_of(&self, operation: OpId) -> Option<OperationKey> {
         self.operations.get(&operation).map(|running| running.key)
     }
@@ -233,8 +231,7 @@ impl Engine {
         self.complete_if_done(operation);
     }
 
-    /// Records that the driver has applied the segment for which the verdict was [`FrameVerdict::Apply`]. `was_stored` says
-    /// whether the driver had stored the segment before.
+    /// Records that the driver has applied a segment with the verdict [`FrameVerdict::Apply`], which it may have stored before.
     pub fn handle_applied_segment(
         &mut self,
         operation: OpId,

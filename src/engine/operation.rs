@@ -39,8 +39,7 @@ struct PeerProgress {
     /// Whether this rank has announced the operation to the peer.
     announced: bool,
     receives: Transfers,
-    /// This rank has sent ready frames for this number of receives, counted from the first one; `None` if the peer needs no ready
-    /// frame.
+    /// This rank has sent ready frames for this number of receives, from the first one on; `None` if the peer needs none.
     ready_receives: Option<usize>,
 }
 

@@ -195,8 +195,7 @@ fn many_messages_may_be_received_in_any_order_and_before_they_are_sent() {
     }
 }
 
-/// In an earlier version, messages beyond the limit were never announced and left only if credit came. Later messages overtook
-/// them.
+/// In an earlier version, messages beyond the limit were never announced and left only with credit. Later messages overtook them.
 #[test]
 fn messages_beyond_the_announcement_limit_wait_and_keep_their_order() {
     for count in [8, 1000, 300_000] {
@@ -241,8 +240,7 @@ fn a_barrier_does_not_wait_for_a_long_message_or_for_many_short_messages() {
     assert!(passed <= 12, "the barrier was complete only after {passed} frames");
 }
 
-/// In an earlier version, the root waited forever for a ready frame. The other rank expected fewer than 256 KiB, so it sent no
-/// ready frame without an announcement.
+/// In an earlier version, the root waited forever for a ready frame, which a rank that expects fewer than 256 KiB does not send.
 #[test]
 fn different_lengths_of_a_broadcast_are_detected_for_every_segment_size() {
     for segment_bytes in [256 << 10, 1 << 20, 4 << 20] {
@@ -300,8 +298,7 @@ fn blocks_are_compared_with_those_of_the_call_with_the_same_number() {
     }
 }
 
-/// A rank finds in shared memory that a peer is already in a later operation. The rank does not know the peer's earlier call, so
-/// the peer adds it.
+/// A rank finds in shared memory that a peer is already in a later operation. The peer adds its earlier call.
 #[test]
 fn a_mismatch_in_shared_memory_names_the_first_calls_that_differ() {
     let odd_call = contract(Operation::AllGather, Algorithm::Ring, 10, 0);

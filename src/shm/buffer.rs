@@ -95,8 +95,7 @@ impl RemoteBuffer {
 pub struct HandoverBuffer(pub Segment);
 
 impl HandoverBuffer {
-    /// Returns the length of a segment for `count` words. If the segment would be too long, returns a length that no operating
-    /// system allows.
+    /// Returns the length of a segment for `count` words. If that is too long, no operating system allows the result.
     pub fn segment_bytes(count: usize) -> usize {
         count.saturating_mul(size_of::<u32>()).saturating_add(HEADER_BYTES)
     }

@@ -17,9 +17,9 @@
 //!
 //! The sender reuses a cell and its part of the arena when the receiver has counted the entry as read.
 //!
-//! The two ranks also have two passed buffers (ADR 99). Each belongs to one of them, at first one to each. A rank writes a message
-//! that is neither too short nor too long into a buffer of its own, if it has one. Then the buffer belongs to the receiver. The
-//! place of bytes in a passed buffer counts from the start of the arena, as if both buffers were behind the arena.
+//! The two ranks also have two passed buffers (ADR 99). Each belongs to one of them, at first one to each. A rank writes a
+//! message that is neither too short nor too long into a buffer of its own, if it has one. Then the buffer belongs to the
+//! receiver. The place of bytes in a passed buffer counts from the start of the arena, as if both buffers were behind it.
 //!
 //! Each word of a peer is read once and then checked. A wrong word gives a [`QueueError`], and nothing is read or written
 //! outside the queue and the two passed buffers. A rank that stops in the middle of an entry, or passes a buffer that it does

@@ -94,9 +94,8 @@ impl<'a, M: RoundsMemory> PostedRound<'a, M> {
 }
 
 impl<M: RoundsMemory> ShmRounds<M> {
-    /// Creates the access of the rank with the number `rank` (from 0 to `size.ranks` - 1) to the shared memory. Panics if the
-    /// memory is smaller than [`RoundsSize::bytes`], if `rank` is too large, or if a ring buffer has more units than a stamp
-    /// can count.
+    /// Creates the access of rank number `rank` to the memory. Panics if the memory is smaller than [`RoundsSize::bytes`], if
+    /// `rank` is not below `size.ranks`, or if a ring buffer has more units than a stamp can count.
     pub fn new(memory: Arc<M>, size: RoundsSize, rank: usize) -> Self {
         assert!(memory.length() >= size.bytes(), "the memory must be large enough for all ranks");
         assert!(rank < size.ranks, "the rank must be below the number of ranks");
@@ -168,9 +167,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
     }
 
     /// Copies `source` to this rank's payload of `bytes` bytes for `round`, from byte `start` on. Call this method for each part
-    /// of the payload, and then [`ShmRounds::post`]. Panics if other ranks may still read earlier contents of the memory
-    /// ([`ShmRounds::may_write`]), if this rank has already posted the round, if `bytes` is larger than the maximum length of a
-    /// payload, or if the payload ends before `source`.
+    /// of the payload, and then [`ShmRounds::post`]. Panics if other ranks may still read the memory ([`ShmRounds::may_write`]),
+    /// if this rank has already posted the round, or if the payload is too long or ends before `source`.
     pub fn write_payload(&mut self, round: u64, bytes: usize, (start, source): (usize, &[u8])) {
         if self.next_post.round != round {
             assert!(self.may_write(round, bytes), "another rank may read this memory");
@@ -199,9 +197,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.posted = round;
     }
 
-    /// Posts a header and a payload of `bytes` bytes, which is short. `parts` are the parts of the payload, and where they begin
-    /// in it. This method does the same as [`ShmRounds::write_payload`] and [`ShmRounds::post`], with fewer instructions, and
-    /// panics for the same reasons.
+    /// Does the same as [`ShmRounds::write_payload`] and [`ShmRounds::post`] for a short payload of `bytes` bytes, with fewer
+    /// instructions. `parts` are its parts, and where they begin in it.
     pub fn post_short<'a>(
         &mut self,
         round: u64,
@@ -324,14 +321,12 @@ impl<M: RoundsMemory> Posts<M> {
         self.memory.load(self.header_offset(rank, round), Ordering::Acquire) >> PLACE_BITS >= round
     }
 
-    /// Returns whether the header of `rank` for `round` has the number of a later round, which a rank that keeps to the protocol
-    /// writes only after this rank has posted later rounds.
+    /// Returns whether the header of `rank` for `round` has the number of a later round, for which it had to wait for this rank.
     pub fn is_ahead(&self, rank: usize, round: u64) -> bool {
         self.memory.load(self.header_offset(rank, round), Ordering::Relaxed) >> PLACE_BITS > round
     }
 
-    /// Returns the header of `rank` in `round`; `None` if the rank has not posted the round. A rank may read the headers of the
-    /// last [`LEAD_MAX`] rounds that it has posted.
+    /// Returns the header of `rank` in `round`, if it is there. A rank may read those of the last [`LEAD_MAX`] rounds it posted.
     pub fn header(&self, rank: usize, round: u64) -> Option<Header> {
         let (offset, _) = self.stamp(rank, round)?;
         Some(self.memory.load_words(offset + WORD_BYTES))

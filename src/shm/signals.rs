@@ -81,8 +81,7 @@ impl<M: SegmentMemory> QueueSignals<M> {
         self.memory.fence();
     }
 
-    /// Records that the queue to the peer is full, and that the peer has read `read_count` entries. After this call, look again
-    /// whether there is space.
+    /// Records that the queue to the peer, which has read `read_count` entries, is full. Then look again whether there is space.
     pub fn wait_for_space(&self, peer: usize, read_count: u64) {
         let peer = &self.peers[peer];
         peer.full_at.store(read_count, Ordering::Relaxed);

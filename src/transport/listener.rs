@@ -13,9 +13,8 @@ use super::handshake::Identity;
 use super::incoming::{IncomingConnections, PENDING_HANDSHAKES_MAX};
 use super::poller::{Event, FIRST_TOKEN, Poller};
 
-/// The maximum number of connections that one call of [`Listener::serve`] accepts, so that it also serves its other
-/// connections. The limit is lower than [`PENDING_HANDSHAKES_MAX`], so that a new connection stays open until its first message
-/// has been read.
+/// The maximum number of connections that one call of [`Listener::serve`] accepts, so that it also serves the others. It is below
+/// [`PENDING_HANDSHAKES_MAX`], so that a new connection stays open until its first message has been read.
 const ACCEPTS_PER_SERVE_MAX: usize = 64;
 const _: () = assert!(ACCEPTS_PER_SERVE_MAX * 2 <= PENDING_HANDSHAKES_MAX);
 /// The pause after a failed attempt to accept a connection, for example because there was no free file descriptor.
@@ -25,8 +24,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 const ACCEPT_BACKLOG: i32 = 4096;
 const LISTENER: Token = Token(0);
 
-/// Listens on `address`. `set_options` sets the options of the socket. Returns an error if the operating system refuses the
-/// address or an option.
+/// Listens on `address`, with the options that `set_options` sets. Returns an error if the system refuses one of them.
 pub fn listen(
     address: SocketAddr,
     set_options: impl FnOnce(&Socket) -> io::Result<()>,

@@ -9,8 +9,7 @@ use super::layout::{EXPOSED_PLACE, Header};
 use super::registry::{BUFFER_REF_BYTES, BufferRef, ExposedParts};
 
 impl<M: RoundsMemory> ShmRounds<M> {
-    /// Posts the round with the location of exposed elements instead of a payload. Do not call
-    /// [`ShmRounds::write_payload`] for this round.
+    /// Posts the location of exposed elements instead of a payload. Do not call [`ShmRounds::write_payload`] for this round.
     pub fn post_exposed(&mut self, round: u64, header: &Header, buffer_ref: BufferRef) {
         let words = [buffer_ref.buffer, buffer_ref.offset].map(u64::to_le_bytes);
         self.write_payload(round, BUFFER_REF_BYTES, (0, words.as_flattened()));

@@ -50,8 +50,7 @@ pub struct RoundsSize {
 }
 
 impl RoundsSize {
-    /// Returns the size of the shared memory in bytes. Panics if the size does not fit into a `usize` and the build checks for
-    /// overflow.
+    /// Returns the size of the memory in bytes. Panics if it does not fit into a `usize` and the build checks for overflow.
     pub const fn bytes(self) -> usize {
         UNIT_BYTES + self.ranks * self.bytes_per_rank()
     }
@@ -68,8 +67,7 @@ impl RoundsSize {
 /// The length in bytes of a post header: the stamp, with the number of the round and, in the lowest [`PLACE_BITS`] bits, the
 /// place of the payload; and then the words of [`Header`].
 pub(super) const POST_HEADER_BYTES: usize = (1 + HEADER_WORDS) * WORD_BYTES;
-/// Where the cells and the ring buffer begin in the memory of a rank. The headers follow the sleep flag. Each has one unit of
-/// memory.
+/// Where the cells and the ring buffer begin in the memory of a rank, after the sleep flag and the headers, one unit for each.
 pub(super) const CELLS_OFFSET: usize = (1 + HEADERS as usize) * UNIT_BYTES;
 pub(super) const RING_BUFFER_OFFSET: usize = CELLS_OFFSET + SHORT_CELLS as usize * SHORT_PAYLOAD_BYTES_MAX;
 
@@ -87,8 +85,7 @@ pub(super) struct NextPost {
 }
 
 impl NextPost {
-    /// Reserves memory for a payload. The payload does not overlap the payload of the round before, which other ranks may
-    /// still read.
+    /// Reserves memory for a payload that does not overlap the payload of the round before, which other ranks may still read.
     pub(super) fn reserve(&mut self, round: u64, bytes: usize, size: RoundsSize) {
         self.place = if bytes > INLINE_PAYLOAD_BYTES_MAX { CELL_PLACE } else { 0 };
         if bytes > SHORT_PAYLOAD_BYTES_MAX {

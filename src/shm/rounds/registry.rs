@@ -28,8 +28,7 @@ pub struct BufferRegistry {
     count: u64,
     /// This rank's own buffers, by the address of their first element.
     own: BTreeMap<usize, OwnBuffer>,
-    /// The buffers of the other ranks, by the number of the buffer and then by rank. A buffer stays mapped until its owner
-    /// withdraws it.
+    /// The buffers of the other ranks, by number and then by rank. A buffer stays mapped until its owner withdraws it.
     pub(super) others: BTreeMap<u64, Vec<Option<RemoteBuffer>>>,
     pub(super) exposed_parts: ExposedParts,
 }
@@ -93,8 +92,7 @@ impl BufferRegistry {
         });
     }
 
-    /// Returns the location of `bytes`, if they are inside one of this rank's registered buffers and their offset is a
-    /// multiple of `element_bytes`.
+    /// Returns the location of `bytes`, if a buffer of this rank has them at an offset that is a multiple of `element_bytes`.
     pub fn find_buffer_ref(&self, bytes: &[u8], element_bytes: usize) -> Option<BufferRef> {
         let (first, own) = self.own_buffer_at(bytes)?;
         let offset = bytes.as_ptr().addr() - first;
@@ -123,8 +121,7 @@ impl BufferRegistry {
         self.others.get(&buffer)?.get(rank)?.as_ref()
     }
 
-    /// Checks that `bytes` bytes are inside a buffer of `rank` at the location, and that the offset of the location is a multiple
-    /// of `element_bytes`. An error says what is wrong.
+    /// Checks that `bytes` bytes are inside a buffer of `rank` at the location, whose offset is a multiple of `element_bytes`.
     pub(super) fn check_location(
         &self,
         rank: usize,

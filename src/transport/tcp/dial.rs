@@ -11,8 +11,7 @@ use crate::types::Rank;
 use crate::wire::cause::NO_ANSWER_TEXT;
 use crate::wire::handshake::{Dialer, StreamId};
 
-/// The time within which a peer's machine must accept a TCP connection. The peer completes the handshake when it next calls the
-/// library, which may be much later.
+/// The time within which a peer's machine must accept a TCP connection. The handshake may be complete much later.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct Dial {

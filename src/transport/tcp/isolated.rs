@@ -14,9 +14,8 @@ use crate::transport::poller::Event;
 use crate::types::Rank;
 
 impl TcpTransport {
-    /// Creates the transport of this rank in an isolated group of this job. `rank` is this rank's number in the group. From now
-    /// on, this job's port accepts the connections that the lower ranks of the group open. Returns an error if the operating
-    /// system refuses an event queue.
+    /// Creates the transport of rank `rank` of an isolated group, which is this rank of this job. From now on, this job's port
+    /// accepts the connections of the group's lower ranks. Returns an error if the operating system refuses an event queue.
     pub fn create_isolated(
         &mut self,
         group: IsolatedGroup,
@@ -52,8 +51,7 @@ impl TcpTransport {
         })
     }
 
-    /// Waits for events of the sockets, at most until the time `until`. Returns an error if the system call fails, or the event
-    /// queue has been taken.
+    /// Waits for events, at most until the time `until`. Returns an error if the system call fails, or the queue has been taken.
     pub fn wait_for_events(&mut self, now: Duration, until: Duration) -> io::Result<Vec<Event>> {
         let until = self.next_deadline().map_or(until, |deadline| deadline.min(until));
         self.listener.wait(now, Some(until))

@@ -118,8 +118,7 @@ impl TcpTransport {
         }
     }
 
-    /// Returns the file descriptors of all sockets. If a forked child keeps copies of them open, peers do not notice the end of
-    /// this process.
+    /// Returns the file descriptors of all sockets. If a forked child keeps them, peers do not notice the end of this process.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let mut all = self.listener.descriptors();
         all.extend(self.dials.values().map(|dial| dial.stream.as_raw_fd()));

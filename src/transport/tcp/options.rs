@@ -119,9 +119,8 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// Creates options. `operation_timeout` is the time within which a peer must read sent data. A link without a rate in `pacing`
-    /// sends as fast as possible. Returns a message if `congestion` names a congestion control that this host does not offer, or
-    /// if this kernel cannot limit the rate.
+    /// Creates options. `operation_timeout` is the time within which a peer must read sent data. Returns a message if this host
+    /// does not offer the congestion control, or if this kernel cannot limit the rate.
     pub fn new(
         congestion: &CongestionControl,
         operation_timeout: Duration,

@@ -1,5 +1,5 @@
-//! Decides which of two connections becomes the link if two ranks dial each other: while both dials are in progress, the connection
-//! of the lower rank wins (`docs/wire-format.md` says why this is safe). This module does no IO.
+//! Decides which of two connections becomes the link if two ranks dial each other: while both dials are in progress, the
+//! connection of the lower rank wins (`docs/wire-format.md` says why this is safe). This module does no IO.
 
 use crate::types::Rank;
 
@@ -23,9 +23,8 @@ impl<D, A> SimultaneousOpen<D, A> {
         self.theirs.as_ref()
     }
 
-    /// Handles a connection that the peer has opened, after the peer has sent its proof. Returns the connection if it becomes the
-    /// link; then this rank closes its own connection. Otherwise the connection waits, and replaces an earlier one, which the
-    /// peer has closed.
+    /// Handles a connection of the peer, which has sent its proof. Returns the connection if it becomes the link; then this rank
+    /// closes its own. Otherwise the connection waits, and replaces an earlier one, which the peer has closed.
     pub(crate) fn handle_peer_dial(&mut self, theirs: A) -> Option<A> {
         if !self.ours_wins {
             return Some(theirs);

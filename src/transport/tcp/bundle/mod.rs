@@ -1,5 +1,5 @@
-//! The connections of a link: one, or several (`docs/streams.md`). The caller sees one ordered stream of bytes. A single connection
-//! carries these bytes as they are. With several connections, the sender divides the stream into numbered
+//! The connections of a link: one, or several (`docs/streams.md`). The caller sees one ordered stream of bytes. A single
+//! connection carries these bytes as they are. With several connections, the sender divides the stream into numbered
 //! [records](crate::wire::record), and the receiver reads the record with the next number directly into its destination. The link
 //! can be used as soon as one connection is open. The other connections are added later.
 
@@ -24,8 +24,7 @@ const SHORT_SEND_BYTES_MAX: usize = 16 << 10;
 /// The lowest target length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send, to limit the number of
 /// system calls. A segment of 256 KiB and its header fit into four records of this length.
 const LONG_RECORD_BYTES_MIN: usize = (64 << 10) + 64;
-/// The maximum length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. With longer records,
-/// a segment would not be divided over the connections.
+/// The maximum length of such a record. With longer ones, a segment would not be divided over the connections.
 const LONG_RECORD_BYTES_MAX: usize = (256 << 10) + 64;
 
 const _: () = assert!(LONG_RECORD_BYTES_MAX <= RECORD_BYTES_MAX as usize);
