@@ -28,10 +28,9 @@ impl Engine {
         self.start_transfers(id, key, request.begun(now), vec![step].into())
     }
 
-    /// Begins to receive a message into the start of a buffer. The contract's count is the most elements that the message may
-    /// have. When the receive has matched a message, [`Engine::envelope`] returns the message's sender, tag and length. Returns
-    /// the same errors as [`Engine::begin`], and a failure if the matched message is longer than the contract's count or has
-    /// another element type.
+    /// Begins to receive a message into the start of a buffer. When the receive has matched a message, [`Engine::envelope`]
+    /// returns its sender, tag and length. Returns the same errors as [`Engine::begin`], and a failure if the message is longer
+    /// than the contract's count or has another element type.
     pub fn receive(
         &mut self,
         now: Timestamp,

@@ -105,10 +105,9 @@ impl Engine {
         }
     }
 
-    /// Begins a collective with a number from [`Engine::assign_number`], or a block of a hierarchical collective with a number
-    /// from [`OperationKey::block_number`]. The blocks of a group begin in the order of their numbers. The ranks in the schedule
-    /// are ranks of the world. Returns the failure if the job has already failed, if the operation needs a peer that has
-    /// already left, or if a peer has announced a different operation.
+    /// Begins a collective with a number from [`Engine::assign_number`], or a block with one from [`OperationKey::block_number`].
+    /// The blocks of a group begin in the order of their numbers. The ranks in the schedule are ranks of the world. Returns the
+    /// failure if the job has failed, if a peer that the operation needs has left, or if one has announced another operation.
     pub fn begin(
         &mut self,
         now: Timestamp,

@@ -20,11 +20,9 @@ pub fn pause_between_looks(look: u32) {
     }
 }
 
-/// Memory that several processes read and write. Another process may change the memory at any time, so no method returns a
-/// reference into it. Words are read and written as atomics, and payloads are copied. All offsets are in bytes.
-///
-/// The methods panic if a word or a range is not inside the memory, or if a word is not aligned. They know the line of their
-/// caller, because tests change the accesses of single lines.
+/// Memory that several processes read and write at any time, so no method returns a reference into it. Words are read and
+/// written as atomics, and payloads are copied. All offsets are in bytes. The methods panic if a word or a range is not inside
+/// the memory, or if a word is not aligned. They know the line of their caller, because tests change accesses of single lines.
 pub trait SegmentMemory {
     fn length(&self) -> usize;
 

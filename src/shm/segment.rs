@@ -249,10 +249,9 @@ pub(super) struct SparePages {
 }
 
 impl SparePages {
-    /// Replaces all pages of the segment's mapping that contain any of `bytes` by private pages, which other processes cannot
-    /// access. Pages that an earlier call has replaced do not change. Returns an error if the operating system refuses. Linux
-    /// versions before 5.14 cannot copy the replaced pages at once. A replaced page then shows the writes of other processes
-    /// until this process writes to it.
+    /// Replaces all pages of the segment's mapping that contain any of `bytes` by private pages, unless an earlier call has done
+    /// so. Returns an error if the operating system refuses. Linux versions before 5.14 cannot copy the replaced pages at once: a
+    /// page then shows the writes of other processes until this process writes to it.
     pub(super) fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
         let (page, start) = (page_size(), bytes.as_ptr().addr() - self.shared_base);
         let pages = start - start % page..(start + bytes.len()).next_multiple_of(page);

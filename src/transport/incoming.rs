@@ -4,8 +4,6 @@
 //! job continues. The owner takes a connection with [`IncomingConnections::take`]. It then accepts the connection with
 //! [`AcceptedConnection::confirm`], or closes it because it prefers another connection to the same peer.
 //!
-//! A connection of an isolated group is refused unless the owner expects it, so only a limited number waits for the owner.
-//!
 //! This module opens no sockets and reads no clock, so the simulation runs it with simulated connections.
 
 use std::cmp::Reverse;
