@@ -2,14 +2,13 @@
 //! synchronous sends of this rank to itself. The engine keeps their deadlines and the ranks for which they wait.
 
 use super::link::Link;
-use super::operation::{ExternalOperation, OperationInfo};
+use super::operation::ExternalOperation;
 use super::{Engine, Failure, OpId, OperationKey, OperationRequest, Timestamp};
 use crate::types::{Contract, Rank, Site};
 use crate::wire::{FrameHeader, FrameKind};
 
 impl Engine {
-    /// Begins an operation in shared memory. `sequence` is the number of the operation in its group. Returns the failure if the
-    /// job has already failed.
+    /// Begins an operation in shared memory, which has the number `sequence` in its group. Fails if the job has already failed.
     pub fn begin_external(
         &mut self,
         now: Timestamp,
@@ -19,14 +18,13 @@ impl Engine {
         self.check()?;
         let id = self.new_id();
         let key = OperationKey::Collective { group: request.group, sequence };
-        let info = OperationInfo::new(now, request);
-        self.deadlines.insert((info.deadline, id));
+        let info = request.begun(now);
+        self.deadlines.insert((info.deadline(), id));
         self.external.insert(id, ExternalOperation { key, info, awaited: Vec::new() });
         Ok(id)
     }
 
-    /// Stores the contract of an operation in shared memory, for the error message about a late rank that calls another
-    /// operation.
+    /// Stores the contract of an operation in shared memory, for the error about a late rank that calls another operation.
     pub fn record_external(&mut self, group: u32, sequence: u64, contract_and_site: (Contract, Site)) {
         let (group, call) = OperationKey::call_of(group, sequence);
         self.history.record_numbered(group, call, contract_and_site);
@@ -51,7 +49,7 @@ impl Engine {
 
     pub fn end_external(&mut self, id: OpId) {
         if let Some(external) = self.external.remove(&id) {
-            self.deadlines.remove(&(external.info.deadline, id));
+            self.deadlines.remove(&(external.info.deadline(), id));
         }
     }
 

@@ -2,18 +2,15 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use super::history::ContractAndSite;
 use super::link::Link;
-use super::operation::{OperationInfo, RunningOperation};
-use super::{Engine, Failure, FrameVerdict, OpId, OperationKey, Timestamp, Transmit};
+use super::operation::RunningOperation;
+use super::{Engine, Failure, FrameVerdict, OpId, OperationKey, OperationRequest, Timestamp, Transmit};
 use crate::types::{Contract, INTERNAL_GROUP_BITS, Operation, Rank, Site};
 use crate::wire::cause::{AWAITED_RANKS_MAX, SilentLink, WaitingRank};
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
-/// If no link to a peer can be opened, this rank waits for this time before it reports the peer as lost. Meanwhile another rank
-/// may send the root cause.
+/// A peer to which no link can be opened is reported as lost after this time. Meanwhile another rank may send the root cause.
 const UNREACHABLE_DELAY: Duration = Duration::from_millis(500);
 
 impl Engine {
@@ -54,9 +51,8 @@ impl Engine {
         }
     }
 
-    /// Handles a link to `peer` that is lost or could not be opened. `detail` is the error of the transport. A peer whose link
-    /// could not be opened may have exited because the job failed. So the engine first waits for another rank to report that
-    /// failure.
+    /// Handles a link to `peer` that is lost or could not be opened. `detail` is the error of the transport. If it could not be
+    /// opened, the peer may have exited because the job failed, so the engine first waits for a report of that failure.
     pub fn handle_lost_link(&mut self, peer: Rank, detail: &str, was_opened: bool) {
         let (host, seen_by) = (self.host(peer), self.settings.rank);
         let link = self.links.get_or_default(peer);
@@ -151,8 +147,7 @@ impl Engine {
         }
     }
 
-    /// Fails the job because this rank and `peer` called different operations under the same number. Both ranks create the same
-    /// cause.
+    /// Fails the job because this rank and `peer` called different operations with this number. Both create the same cause.
     pub(super) fn fail_because_mismatch(
         &mut self,
         (group, sequence): (u32, u64),
@@ -161,18 +156,18 @@ impl Engine {
     ) -> Failure {
         let (group, sequence) = OperationKey::call_of(group, sequence);
         let own_call = (self.settings.rank, contract, site.to_string());
-        let peer_call = (peer, peer_contract, String::new());
-        let (first, second) =
-            if own_call.0 < peer_call.0 { (own_call, peer_call) } else { (peer_call, own_call) };
+        let mut calls = [(peer, peer_contract, String::new()), own_call];
+        calls.sort_by_key(|call| call.0);
+        let [(first, first_contract, first_site), (second, second_contract, second_site)] = calls;
         self.fail(Cause::Mismatch {
             group,
             sequence,
-            first: first.0,
-            first_contract: first.1,
-            first_site: first.2,
-            second: second.0,
-            second_contract: second.1,
-            second_site: second.2,
+            first,
+            first_contract,
+            first_site,
+            second,
+            second_contract,
+            second_site,
         })
     }
 
@@ -191,10 +186,10 @@ impl Engine {
                     return None;
                 }
                 link.cause_sent = Some(cause.clone());
-                (FrameKind::Abort, Bytes::from(cause.encode()))
+                (FrameKind::Abort, cause.encode())
             }
             None if std::mem::replace(&mut link.has_said_goodbye, true) => return None,
-            None => (FrameKind::Goodbye, Bytes::new()),
+            None => (FrameKind::Goodbye, Vec::new()),
         };
         let header = FrameHeader {
             kind,
@@ -208,20 +203,19 @@ impl Engine {
     /// Records that the host of `peer` has not acknowledged data of this rank, although the data were sent again.
     pub fn report_unacknowledged(&mut self, peer: Rank) {
         self.peers_without_acks.insert(peer);
-        for link in self.silent_links.iter_mut().filter(|link| link.peer == peer) {
-            link.is_acknowledged = false;
-        }
         if matches!(&self.failure, Some(Failure { cause: Cause::Timeout { .. }, .. })) {
             self.add_own_report();
         }
     }
 
-    /// Returns the root cause for a missed deadline, with the operation in which this rank waits, and the links on which it
-    /// waits.
+    /// Returns the cause for a missed deadline, with the operation in which this rank waits, and the links on which it waits.
     fn timeout_cause(&mut self, timeout_ms: u64) -> Cause {
         let waiting = self.waiting_report();
         if self.silent_links.is_empty() {
             self.silent_links = waiting.as_ref().map(|waiting| self.links_to(waiting)).unwrap_or_default();
+        }
+        for link in &mut self.silent_links {
+            link.is_acknowledged = !self.peers_without_acks.contains(&link.peer);
         }
         let links = self.silent_links.clone();
         Cause::Timeout { timeout_ms, waiting: waiting.into_iter().collect(), links }
@@ -236,14 +230,12 @@ impl Engine {
         let link_to = |peer| {
             let silence = self.now.saturating_sub(self.links.get(peer)?.last_frame_at);
             let silence_ms = silence.as_millis().min(u32::MAX.into()) as u32;
-            let is_acknowledged = !self.peers_without_acks.contains(&peer);
-            Some(SilentLink { rank: waiting.rank, peer, silence_ms, is_acknowledged })
+            Some(SilentLink { rank: waiting.rank, peer, silence_ms, is_acknowledged: true })
         };
         peers.filter_map(link_to).collect()
     }
 
-    /// Adds this rank's knowledge to a cause: for a timeout the operation in which this rank waits, for a mismatch the line of
-    /// its call.
+    /// Adds what this rank knows: for a timeout the operation in which it waits, for a mismatch the line of its call.
     fn with_own_report(&mut self, mut cause: Cause) -> Cause {
         match &cause {
             Cause::Timeout { timeout_ms, .. } => {
@@ -273,9 +265,8 @@ impl Engine {
     /// Returns the operation whose deadline has passed. If there is none, returns the oldest operation that has been active for
     /// at least half of its timeout. The other ranks waited for a rank that began later than that.
     fn waiting_operation(&self) -> Option<OpId> {
-        let has_waited = |info: &OperationInfo| {
-            let began = info.deadline.saturating_sub(info.timeout);
-            self.now.saturating_sub(began) >= info.timeout / 2
+        let has_waited = |info: &OperationRequest| {
+            self.now.saturating_sub(info.began.unwrap_or_default()) >= info.timeout / 2
         };
         let waiting = self.active_operations().filter(|(_, info)| has_waited(info));
         self.overdue_operation.or(waiting.map(|(id, _)| id).min())
@@ -288,7 +279,7 @@ impl Engine {
         self.info_of(self.overdue_operation.or(oldest)?).map(|info| (info.contract, info.site))
     }
 
-    fn active_operations(&self) -> impl Iterator<Item = (OpId, &OperationInfo)> {
+    fn active_operations(&self) -> impl Iterator<Item = (OpId, &OperationRequest)> {
         let running = self.operations.iter().map(|(&id, running)| (id, &running.info));
         let posted = self.matching.posted.values().map(|posted| (posted.id, &posted.info));
         running.chain(posted).chain(self.external.iter().map(|(&id, external)| (id, &external.info)))
@@ -322,12 +313,11 @@ impl Engine {
         }
     }
 
-    /// Returns all active operations, each with some ranks for which it waits.
     pub fn awaited_ranks(&self) -> Vec<(OpId, Vec<Rank>)> {
         self.active_operations().map(|(id, _)| (id, self.awaited_ranks_of(id))).collect()
     }
 
-    fn info_of(&self, id: OpId) -> Option<&OperationInfo> {
+    fn info_of(&self, id: OpId) -> Option<&OperationRequest> {
         self.active_operations().find(|&(active, _)| active == id).map(|(_, info)| info)
     }
 

@@ -14,7 +14,6 @@ pub(super) type ContractAndSite = (Contract, Site);
 
 #[derive(Default)]
 pub(super) struct OperationHistory {
-    /// The number of each group's next operation.
     next_sequences: BTreeMap<u32, u64>,
     /// The numbers and the contracts of each group's last operations, oldest first.
     histories: BTreeMap<u32, VecDeque<(u64, ContractAndSite)>>,

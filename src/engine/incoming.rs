@@ -18,17 +18,23 @@ impl Engine {
             }
             FrameKind::Credit => {
                 if self.links.get_or_default(peer).accept_credit(header.offset) {
-                    return FrameVerdict::Handled;
+                    return FrameVerdict::Discard;
                 }
                 self.refuse(peer, "its credit frame claims an impossible number of consumed bytes")
             }
             FrameKind::Wake => {
                 self.wake_events += 1;
-                FrameVerdict::Handled
+                FrameVerdict::Discard
             }
             FrameKind::Ready => self.handle_ready(peer, header),
-            FrameKind::Announce => self.handle_announcement(peer, header),
-            FrameKind::Data => self.handle_segment(peer, header),
+            FrameKind::Announce | FrameKind::Data => match self.find_or_match(peer, header) {
+                Ok(key) if header.kind == FrameKind::Announce => self.handle_announcement(key, peer, header),
+                Ok(key) => match self.by_key.get(&key) {
+                    Some(&id) => self.check_segment(id, key, peer, header, false),
+                    None => self.store_early(key, peer, header),
+                },
+                Err(verdict) => verdict,
+            },
         }
     }
 
@@ -59,61 +65,45 @@ impl Engine {
         link.send_queue.handle_ready(key, id);
         if let Some(running) = id.and_then(|id| self.operations.get_mut(&id)) {
             running.set_ready_sends(peer, header.offset);
-            return FrameVerdict::Handled;
+            return FrameVerdict::Discard;
         }
         // A ready frame for a complete operation is ignored. This rank sent the last segment before the ready frame arrived.
-        let OperationKey::Collective { group, sequence } = key else { return FrameVerdict::Handled };
+        let OperationKey::Collective { group, sequence } = key else { return FrameVerdict::Discard };
         if sequence >= self.history.next_sequence(group) {
             link.ready_transfers.insert(key, header.offset);
             let count = link.ready_transfers.len();
             return self.check_unbegun(peer, count, "sent ready frames for");
         }
-        FrameVerdict::Handled
+        FrameVerdict::Discard
     }
 
     /// Handles an announcement: `peer` has begun an operation, and needs a ready frame before it sends data.
-    fn handle_announcement(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
-        let key = match self.find_or_match(peer, header) {
-            Ok(key) => key,
-            Err(verdict) => return verdict,
+    fn handle_announcement(&mut self, key: OperationKey, peer: Rank, header: &FrameHeader) -> FrameVerdict {
+        let Some(&id) = self.by_key.get(&key) else {
+            let link = self.links.get_or_default(peer);
+            link.announced.insert(key, header.contract);
+            let count = link.announced.len();
+            return self.check_unbegun(peer, count, "announced");
         };
-        if let Some(&id) = self.by_key.get(&key) {
-            let Some(running) = self.operations.get_mut(&id) else { return FrameVerdict::Handled };
-            let info = running.info;
-            if header.contract != info.contract {
-                let group_and_sequence = (info.group, key.sequence());
-                let peer_call = (peer, header.contract);
-                self.fail_because_mismatch(group_and_sequence, (info.contract, info.site), peer_call);
-                return FrameVerdict::Handled;
-            }
+        let Some(running) = self.operations.get_mut(&id) else { return FrameVerdict::Discard };
+        let info = running.info;
+        if header.contract == info.contract {
             running.enable_ready_frames(peer);
             self.send_ready_frames(id);
-            return FrameVerdict::Handled;
+        } else {
+            let peer_call = (peer, header.contract);
+            self.fail_because_mismatch((info.group, key.sequence()), (info.contract, info.site), peer_call);
         }
-        let link = self.links.get_or_default(peer);
-        link.announced.insert(key, header.contract);
-        let count = link.announced.len();
-        self.check_unbegun(peer, count, "announced")
+        FrameVerdict::Discard
     }
 
     /// Refuses the frames of `peer` if its frames concern too many operations that this rank has not begun.
     fn check_unbegun(&mut self, peer: Rank, count: usize, what: &str) -> FrameVerdict {
         let limit = self.announced_max;
         if count <= limit {
-            return FrameVerdict::Handled;
+            return FrameVerdict::Discard;
         }
         self.refuse(peer, format!("it {what} more than {limit} operations that this rank has not begun"))
-    }
-
-    fn handle_segment(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
-        let key = match self.find_or_match(peer, header) {
-            Ok(key) => key,
-            Err(verdict) => return verdict,
-        };
-        match self.by_key.get(&key) {
-            Some(&id) => self.check_segment(id, key, peer, header, false),
-            None => self.store_early(key, peer, header),
-        }
     }
 
     /// Returns the key of the operation to which a segment or an announcement belongs, or a verdict if the operation is complete
@@ -154,8 +144,7 @@ impl Engine {
             || self.find_contract(group, sequence).is_none_or(|(own, _)| own == header.contract)
     }
 
-    /// Returns the verdict for a segment of an operation that this rank has begun. `is_stored` says whether the driver already
-    /// stores the segment.
+    /// Returns the verdict for a segment of an operation that has begun. `is_stored`: whether the driver already stores it.
     fn check_segment(
         &mut self,
         id: OpId,

@@ -4,8 +4,6 @@
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use crate::schedule::Action;
 use crate::schedule::hierarchy::BLOCKS_MAX;
 use crate::types::{Contract, HOSTS_GROUP_BIT, RESULTS_GROUP_BIT, Rank, Site};
@@ -15,8 +13,7 @@ use crate::wire::{Cause, FrameHeader};
 pub const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 /// A rank that leaves the job waits for at most this time until the peers have closed their links.
 pub const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The longest time for which a rank that leaves waits until its peers' machines, whose receive buffers may be full, have
-/// accepted its last messages.
+/// A rank that leaves waits for at most this time until its peers' machines have accepted its last messages.
 pub const DELIVERY_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A time, measured from an epoch that the driver chooses.
@@ -26,7 +23,6 @@ pub type Timestamp = Duration;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct OpId(pub(super) u64);
 
-/// The settings of an engine, which never change.
 #[derive(Clone, Default, Debug)]
 pub struct Settings {
     pub rank: Rank,
@@ -54,7 +50,6 @@ pub enum SendMode {
     Synchronous,
 }
 
-/// The arguments that all kinds of operations need to begin.
 #[derive(Clone, Copy, Debug)]
 pub struct OperationRequest {
     pub group: u32,
@@ -62,9 +57,8 @@ pub struct OperationRequest {
     pub contract: Contract,
     /// If the operation takes longer than this time, the job fails.
     pub timeout: Duration,
-    /// The part of `timeout` that has already passed, if the operation is a part of a longer operation.
-    pub spent: Duration,
-    /// The line of the caller's program that called the operation.
+    /// When the operation began, or the longer operation of which it is a part; `None` if it begins now.
+    pub began: Option<Timestamp>,
     pub site: Site,
     /// The event that completes the send of a message. Operations that send no message ignore this field.
     pub mode: SendMode,
@@ -73,7 +67,16 @@ pub struct OperationRequest {
 impl OperationRequest {
     /// Returns the request of an operation that is not a part of another operation and not a synchronous send.
     pub fn new(group: u32, contract: Contract, timeout: Duration, site: Site) -> Self {
-        Self { group, contract, timeout, spent: Duration::ZERO, site, mode: SendMode::Standard }
+        Self { group, contract, timeout, began: None, site, mode: SendMode::Standard }
+    }
+
+    /// Returns the request of an operation that begins `now`, unless it has begun before.
+    pub fn begun(self, now: Timestamp) -> Self {
+        Self { began: self.began.or(Some(now)), ..self }
+    }
+
+    pub(super) fn deadline(&self) -> Timestamp {
+        self.began.unwrap_or_default().saturating_add(self.timeout)
     }
 }
 
@@ -99,8 +102,7 @@ impl OperationKey {
         }
     }
 
-    /// Returns the number of a block of a collective of several stages. Blocks of two ranks have the same number only if the
-    /// ranks have made as many calls.
+    /// Returns the number of a block. Blocks of two ranks have the same number only if the ranks have made as many calls.
     pub fn block_number(call: u64, block: usize) -> u64 {
         call * BLOCKS_MAX as u64 + block as u64
     }
@@ -129,14 +131,12 @@ impl OperationKey {
     }
 }
 
-/// A frame to send.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Transmit {
-    /// A segment: the header, then the elements `range` of the operation's buffer. If the header has a checksum field, the
-    /// driver fills it in.
+    /// The header, then the elements `range` of the operation's buffer. The driver fills in the checksum, if there is one.
     Segment { operation: OpId, header: FrameHeader, range: Range<usize> },
     /// A control frame: the header, then the payload.
-    Control { header: FrameHeader, payload: Bytes },
+    Control { header: FrameHeader, payload: Vec<u8> },
 }
 
 /// What the driver has to do with a frame whose header has arrived.
@@ -150,9 +150,7 @@ pub enum FrameVerdict {
     Store(OperationKey),
     /// Receive the payload and pass it to [`Engine::handle_control_frame`](super::Engine::handle_control_frame).
     Control,
-    /// Do nothing: the frame has no payload, and the engine has handled it.
-    Handled,
-    /// Receive the payload and throw it away, because the job has failed.
+    /// Receive the payload, if there is one, and throw it away: the engine has handled the frame, or the job has failed.
     Discard,
     /// Read no more from this link, because the peer broke the protocol.
     Refuse,

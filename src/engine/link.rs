@@ -26,15 +26,10 @@ pub(super) struct Link {
     pub(super) has_left: bool,
     /// Whether the connection is closed or could not be opened.
     pub(super) is_lost: bool,
-    /// The time at which the peer's last frame arrived.
     pub(super) last_frame_at: Timestamp,
-    /// Whether this rank has sent a goodbye.
     pub(super) has_said_goodbye: bool,
-    /// The last root cause that this rank sent to the peer.
     pub(super) cause_sent: Option<Cause>,
-    /// The last root cause that the peer sent.
     pub(super) cause_received: Option<Cause>,
-    /// The order in which operations send to the peer.
     pub(super) send_queue: SendQueue,
     /// The control frames without payload that wait to be sent. They are sent before any segment.
     pub(super) control_frames: VecDeque<FrameHeader>,
@@ -44,7 +39,6 @@ pub(super) struct Link {
     pub(super) ready_transfers: BTreeMap<OperationKey, u64>,
     /// The number of messages to the peer, which is also the number of the next message.
     pub(super) messages_sent: u64,
-    /// The number of messages whose first frame has arrived from the peer.
     pub(super) messages_received: u64,
     /// The lines of the caller's program that sent the last messages to the peer, oldest first.
     message_sites: VecDeque<Site>,

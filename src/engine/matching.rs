@@ -3,11 +3,9 @@
 //! A new receive takes the message that arrived first among the messages that fit. A message that arrives takes the receive that
 //! was posted first among the receives that fit. Messages with the same source and tag keep their order (MPI-4.1, section 3.5).
 
-use super::interface::{OpId, OperationKey};
-use super::operation::OperationInfo;
+use super::interface::{OpId, OperationKey, OperationRequest};
 use crate::types::{Contract, Rank, SortedMap, SortedSet};
 
-/// The messages that a receive accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pattern {
     pub group: u32,
@@ -35,21 +33,18 @@ impl Pattern {
     }
 }
 
-/// A receive that has not matched a message.
 pub(super) struct PostedReceive {
     pub(super) id: OpId,
     pub(super) pattern: Pattern,
     /// Its `contract.count` is the most elements that the receive accepts.
-    pub(super) info: OperationInfo,
+    pub(super) info: OperationRequest,
 }
 
-/// The posted receives that have not matched a message, and the arrived messages that no receive has matched.
-///
-/// There may be very many receives and messages, so each of the two collections has an index by group, source and tag. A
-/// receive that accepts any source or any tag searches all messages in the order of their arrival.
+/// The receives that have not matched a message, and the arrived messages that no receive has matched. There may be very many, so
+/// both have an index by group, source and tag. A receive that accepts any source or any tag searches all messages in the order
+/// of their arrival.
 #[derive(Default)]
 pub(super) struct Matching {
-    /// The posted receives, oldest first.
     pub(super) posted: SortedMap<OpId, PostedReceive>,
     /// The posted receives by group, source and tag.
     posted_index: SortedSet<(u32, Option<Rank>, Option<u32>, OpId)>,
@@ -87,12 +82,8 @@ impl Matching {
         Some((key, envelope))
     }
 
-    pub(super) fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
-        self.find_arrived(pattern).and_then(|number| self.arrived.get(&number)).map(|(_, envelope)| *envelope)
-    }
-
     /// Returns the arrival number of the message that arrived first among those that fit.
-    fn find_arrived(&self, pattern: &Pattern) -> Option<u64> {
+    pub(super) fn find_arrived(&self, pattern: &Pattern) -> Option<u64> {
         if let (Some(source), Some(tag)) = (pattern.source, pattern.tag) {
             let entry = |number| (pattern.group, source, tag, number);
             return self.arrived_index.first_in(&(entry(0)..=entry(u64::MAX))).map(|found| found.3);

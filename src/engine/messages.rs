@@ -7,15 +7,14 @@
 
 use super::link::Link;
 use super::matching::{Envelope, Pattern, PostedReceive};
-use super::operation::{EAGER_BYTES, ExternalOperation, OperationInfo, credit_cost};
+use super::operation::{EAGER_BYTES, ExternalOperation, credit_cost};
 use super::{Engine, Failure, OpId, OperationKey, OperationRequest, SendMode, Timestamp};
 use crate::schedule::{Action, Step};
 use crate::types::{Contract, Rank, Site};
 
 impl Engine {
-    /// Begins to send elements `0..count` of a buffer as a message. The contract's `layout` is the tag of the message.
-    ///
-    /// If this rank sends to itself, a standard send is complete at once, and the driver keeps the bytes of the message
+    /// Begins to send elements `0..count` of a buffer as a message. The contract's `layout` is the tag of the message. If this
+    /// rank sends to itself, a standard send is complete at once, and the driver keeps the bytes of the message
     /// ([`Engine::take_self_delivery`]). Returns the same errors as [`Engine::begin`].
     pub fn send(&mut self, now: Timestamp, request: OperationRequest, to: Rank) -> Result<OpId, Failure> {
         self.check()?;
@@ -26,13 +25,12 @@ impl Engine {
         let key = OperationKey::Message { from: self.settings.rank, to, sequence };
         let step = Step::send(to, 0..request.contract.count as usize, None);
         let id = self.new_id();
-        self.start_transfers(id, key, OperationInfo::new(now, request), vec![step].into())
+        self.start_transfers(id, key, request.begun(now), vec![step].into())
     }
 
-    /// Begins to receive a message into the start of a buffer. The contract's count is the most elements that the message may
-    /// have. When the receive has matched a message, [`Engine::envelope`] returns the message's sender, tag and length. Returns
-    /// the same errors as [`Engine::begin`], and a failure if the matched message is longer than the contract's count or has
-    /// another element type.
+    /// Begins to receive a message into the start of a buffer. When the receive has matched a message, [`Engine::envelope`]
+    /// returns its sender, tag and length. Returns the same errors as [`Engine::begin`], and a failure if the message is longer
+    /// than the contract's count or has another element type.
     pub fn receive(
         &mut self,
         now: Timestamp,
@@ -41,7 +39,7 @@ impl Engine {
     ) -> Result<OpId, Failure> {
         self.check()?;
         let id = self.new_id();
-        let info = OperationInfo::new(now, request);
+        let info = request.begun(now);
         let posted = PostedReceive { id, pattern, info };
         if let Some((key, envelope)) = self.matching.take_arrived(&pattern) {
             self.start_matched_receive(&posted, key, envelope)?;
@@ -52,7 +50,7 @@ impl Engine {
         {
             return Err(self.fail_because_peer_left(source));
         }
-        self.deadlines.insert((info.deadline, id));
+        self.deadlines.insert((info.deadline(), id));
         self.matching.add_posted(posted);
         Ok(id)
     }
@@ -61,7 +59,7 @@ impl Engine {
     /// continues, because other ranks take part in it. For such an operation, returns false.
     pub fn cancel(&mut self, operation: OpId) -> bool {
         let Some(posted) = self.matching.remove_posted(operation) else { return false };
-        self.deadlines.remove(&(posted.info.deadline, operation));
+        self.deadlines.remove(&(posted.info.deadline(), operation));
         true
     }
 
@@ -81,7 +79,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts a receive that has matched the message with this key.
     fn start_matched_receive(
         &mut self,
         posted: &PostedReceive,
@@ -97,13 +94,13 @@ impl Engine {
         }
         self.envelopes.insert(id, envelope);
         if envelope.source == self.settings.rank {
-            self.deadlines.remove(&(info.deadline, id));
+            self.deadlines.remove(&(info.deadline(), id));
             self.deliver_to_itself(id, key);
             return Ok(());
         }
         let range = 0..envelope.contract.count as usize;
         let step = Step::receive(envelope.source, range, Action::Copy, None);
-        let info = OperationInfo { contract: envelope.contract, ..info };
+        let info = OperationRequest { contract: envelope.contract, ..info };
         self.start_transfers(id, key, info, vec![step].into()).map(|_| ())
     }
 
@@ -113,8 +110,8 @@ impl Engine {
         match request.mode {
             SendMode::Standard => self.completed.push_back(id),
             SendMode::Synchronous => {
-                let info = OperationInfo::new(now, request);
-                self.deadlines.insert((info.deadline, id));
+                let info = request.begun(now);
+                self.deadlines.insert((info.deadline(), id));
                 self.external.insert(id, ExternalOperation { key, info, awaited: vec![rank] });
             }
         }
@@ -138,23 +135,29 @@ impl Engine {
         self.self_deliveries.pop_front()
     }
 
-    /// Returns the next message to `to`, if a message of `bytes` bytes may be sent now without an operation.
-    pub fn begin_direct_send(&mut self, to: Rank, bytes: usize) -> Option<DirectSend<'_>> {
-        let bytes_max = EAGER_BYTES.min(self.settings.segment_bytes);
-        let link = self.direct_link(to)?;
-        let may_send = bytes <= bytes_max
-            && !link.has_left
-            && link.credit() >= credit_cost(bytes)
-            && !link.send_queue.has_unopened_messages()
-            && link.control_frames.is_empty();
-        may_send.then_some(DirectSend { link, bytes })
+    /// Returns the number of the next message to `to`, if a message of `bytes` bytes may be sent now without an operation.
+    pub fn next_direct_send(&self, to: Rank, bytes: usize) -> Option<u64> {
+        let may_send = |link: &&Link| {
+            bytes <= EAGER_BYTES.min(self.settings.segment_bytes)
+                && !link.has_left
+                && link.credit() >= credit_cost(bytes)
+                && link.send_queue.unopened.is_empty()
+                && link.control_frames.is_empty()
+        };
+        self.direct_link(to).filter(may_send).map(|link| link.messages_sent)
     }
 
-    /// Returns the number of the next message from `from`, if it may be received without an operation: no other operation
-    /// waits, and no message waits for a receive.
-    pub fn next_direct_receive(&mut self, from: Rank) -> Option<u64> {
+    /// Records that the driver has sent the message for which [`Engine::next_direct_send`] returned a number.
+    pub fn record_direct_send(&mut self, to: Rank, bytes: usize, site: Site) {
+        let link = self.links.get_or_default(to);
+        link.number_message(site);
+        link.spend_credit(bytes);
+    }
+
+    /// Returns the number of the next message from `from`, if it may be received without an operation: nothing else waits.
+    pub fn next_direct_receive(&self, from: Rank) -> Option<u64> {
         let may_receive = self.is_idle() && self.matching.arrived.is_empty();
-        if may_receive { self.direct_link(from).map(|link| link.messages_received) } else { None }
+        self.direct_link(from).filter(|_| may_receive).map(|link| link.messages_received)
     }
 
     /// Records that the driver has received the message for which [`Engine::next_direct_receive`] returned a number. Without the
@@ -171,32 +174,10 @@ impl Engine {
         !link.control_frames.is_empty()
     }
 
-    /// Returns the link to a peer if messages may go without operations: the job and the link work, and messages have no
-    /// checksums.
-    fn direct_link(&mut self, peer: Rank) -> Option<&mut Link> {
-        if self.failure.is_some() || self.is_closing || self.settings.is_checked(peer) {
-            return None;
-        }
-        self.links.get_mut(peer).filter(|link| !link.is_lost)
-    }
-}
-
-/// A message that may be sent without an operation.
-pub struct DirectSend<'a> {
-    link: &'a mut Link,
-    bytes: usize,
-}
-
-impl DirectSend<'_> {
-    /// Returns the number of the message on its link.
-    pub fn sequence(&self) -> u64 {
-        self.link.messages_sent
-    }
-
-    /// Records that the driver has sent the message.
-    pub fn complete(self, site: Site) {
-        self.link.number_message(site);
-        self.link.spend_credit(self.bytes);
+    /// Returns the link to a peer, if the job and the link work and messages have no checksums.
+    fn direct_link(&self, peer: Rank) -> Option<&Link> {
+        let is_usable = self.failure.is_none() && !self.is_closing && !self.settings.is_checked(peer);
+        self.links.get(peer).filter(|link| is_usable && !link.is_lost)
     }
 }
 

@@ -32,8 +32,6 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use bytes::Bytes;
-
 use self::history::OperationHistory;
 pub use self::interface::{
     DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Failure, FrameVerdict, NOTIFY_TIMEOUT, OpId, OperationKey,
@@ -45,7 +43,7 @@ use self::matching::Matching;
 pub use self::matching::{Envelope, Pattern};
 #[cfg(test)]
 pub use self::operation::EAGER_BYTES;
-use self::operation::{ExternalOperation, NextSend, OperationInfo, RunningOperation, TransferSegment};
+use self::operation::{ExternalOperation, NextSend, RunningOperation, TransferSegment};
 use crate::schedule::Schedule;
 use crate::types::{Contract, Operation, Rank, RankMap, Site, SortedMap, SortedSet};
 use crate::wire::cause::SilentLink;
@@ -58,28 +56,23 @@ pub struct Engine {
     operations: SortedMap<OpId, RunningOperation>,
     /// Operations that the engine does not execute: operations in shared memory, and synchronous sends of this rank to itself.
     external: BTreeMap<OpId, ExternalOperation>,
-    /// The number of wake frames and goodbyes that have arrived. After each of them, a thread that sleeps while it waits for
-    /// shared memory must wake up.
+    /// The number of wake frames and goodbyes that have arrived. After each, a thread that waits for shared memory must wake up.
     wake_events: u64,
     /// The operations in `operations`, by the key in the headers of their frames.
     by_key: SortedMap<OperationKey, OpId>,
     matching: Matching,
     /// For each receive that has matched a message: the envelope of the message.
     envelopes: SortedMap<OpId, Envelope>,
-    /// The deadlines of all active operations.
     deadlines: SortedSet<(Timestamp, OpId)>,
-    /// The operation whose deadline has passed.
     overdue_operation: Option<OpId>,
     history: OperationHistory,
-    /// The most operations that a rank may have announced to one peer and that the peer has not begun. All ranks have the same
-    /// value.
+    /// [`ANNOUNCED_MAX`], except in tests.
     announced_max: usize,
     links: RankMap<Link>,
     /// The complete operations that [`Engine::take_completed`] has not returned, in the order of completion.
     completed: VecDeque<OpId>,
     /// The matched messages of this rank to itself: the send and the receive of each message.
     self_deliveries: VecDeque<(OpId, OpId)>,
-    /// The identifier of the newest operation.
     last_id: u64,
     now: Timestamp,
     failure: Option<Failure>,
@@ -89,7 +82,6 @@ pub struct Engine {
     peers_without_acks: BTreeSet<Rank>,
     /// A peer to which no link could be opened: the time at which the engine reports the peer as lost, and the cause.
     unreachable_peer: Option<(Timestamp, Cause)>,
-    /// Whether this rank leaves the job ([`Engine::close`]).
     is_closing: bool,
 }
 
@@ -113,10 +105,9 @@ impl Engine {
         }
     }
 
-    /// Begins a collective with a number from [`Engine::assign_number`], or a block of a hierarchical collective with a number
-    /// from [`OperationKey::block_number`]. The blocks of a group begin in the order of their numbers. The ranks in the schedule
-    /// are ranks of the world. Returns the failure if the job has already failed, if the operation needs a peer that has
-    /// already left, or if a peer has announced a different operation.
+    /// Begins a collective with a number from [`Engine::assign_number`], or a block with one from [`OperationKey::block_number`].
+    /// The blocks of a group begin in the order of their numbers. The ranks in the schedule are ranks of the world. Returns the
+    /// failure if the job has failed, if a peer that the operation needs has left, or if one has announced another operation.
     pub fn begin(
         &mut self,
         now: Timestamp,
@@ -128,20 +119,19 @@ impl Engine {
         self.history.record_begun(request.group, sequence);
         let id = self.new_id();
         let key = OperationKey::Collective { group: request.group, sequence };
-        self.start_transfers(id, key, OperationInfo::new(now, request), schedule)
+        self.start_transfers(id, key, request.begun(now), schedule)
     }
 
     pub fn retire_group(&mut self, group: u32) {
         self.history.retire_group(group);
     }
 
-    /// Returns the envelope of the oldest message that fits the pattern and that no receive has matched.
     pub fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
-        self.matching.probe(pattern)
+        let number = self.matching.find_arrived(pattern)?;
+        self.matching.arrived.get(&number).map(|(_, envelope)| *envelope)
     }
 
-    /// Returns the key that the frames of an operation carry; `None` if it has ended, has no frames, or is a receive that has not
-    /// matched a message.
+    /// Returns the key in the frames of an operation; `None` if it has ended, has no frames, or has not matched a message.
     pub fn key_of(&self, operation: OpId) -> Option<OperationKey> {
         self.operations.get(&operation).map(|running| running.key)
     }
@@ -161,8 +151,7 @@ impl Engine {
         self.operations.is_empty() && self.external.is_empty() && self.matching.posted.is_empty()
     }
 
-    /// Returns the number of messages without a matching receive, of wake frames and of goodbyes. A thread may wait for these
-    /// events.
+    /// Returns the number of events for which a thread may wait: messages without a receive, wake frames, and goodbyes.
     pub fn event_count(&self) -> u64 {
         self.matching.unexpected_messages + self.wake_events
     }
@@ -198,7 +187,7 @@ impl Engine {
         }
         let link = self.links.get_mut(peer)?;
         if let Some(header) = link.control_frames.pop_front() {
-            return Some(Transmit::Control { header, payload: Bytes::new() });
+            return Some(Transmit::Control { header, payload: Vec::new() });
         }
         for _ in 0..link.send_queue.runnable.len() {
             let Some(id) = link.send_queue.runnable.pop_front() else { break };
@@ -214,18 +203,16 @@ impl Engine {
                         running.set_announced(peer);
                         link.send_queue.record_frame(id, 0, self.settings.segment_bytes);
                         let header = header(FrameKind::Announce, running, 0);
-                        return Some(Transmit::Control { header, payload: Bytes::new() });
+                        return Some(Transmit::Control { header, payload: Vec::new() });
                     }
                 }
                 NextSend::Segment { segment, eager } => {
-                    let is_checked = self.settings.is_checked(peer);
-                    let header = segment_header(running, &segment, eager, is_checked);
+                    let header = segment_header(running, &segment, eager, self.settings.is_checked(peer));
                     let payload_bytes = header.payload_bytes as usize;
                     if eager {
                         link.spend_credit(payload_bytes);
                     }
                     link.send_queue.record_frame(id, payload_bytes, self.settings.segment_bytes);
-                    link.send_queue.in_flight = Some(id);
                     return Some(Transmit::Segment { operation: id, header, range: segment.range });
                 }
             }
@@ -234,19 +221,16 @@ impl Engine {
     }
 
     /// Records that the driver has sent the whole segment that [`Engine::poll_transmit`] returned for `peer`.
-    pub fn handle_sent_segment(&mut self, peer: Rank) {
-        let Some(link) = self.links.get_mut(peer) else { return };
-        let Some(id) = link.send_queue.in_flight.take() else { return };
-        let Some(running) = self.operations.get_mut(&id) else { return };
+    pub fn handle_sent_segment(&mut self, operation: OpId, peer: Rank) {
+        let Some(running) = self.operations.get_mut(&operation) else { return };
         running.record_sent_segment(peer);
         if running.sends_to(peer) {
-            link.send_queue.runnable.push_back(id);
+            self.links.get_or_default(peer).send_queue.runnable.push_back(operation);
         }
-        self.complete_if_done(id);
+        self.complete_if_done(operation);
     }
 
-    /// Records that the driver has applied the segment for which the verdict was [`FrameVerdict::Apply`]. `was_stored` says
-    /// whether the driver had stored the segment before.
+    /// Records that the driver has applied a segment with the verdict [`FrameVerdict::Apply`], which it may have stored before.
     pub fn handle_applied_segment(
         &mut self,
         operation: OpId,
@@ -265,10 +249,8 @@ impl Engine {
         }
         if let Some(running) = self.operations.get_mut(&operation) {
             running.record_applied_segment(peer);
-            for index in 0..running.peer_count() {
-                if let (peer, true) = running.peer_at(index) {
-                    self.links.get_or_default(peer).send_queue.resume_after_data(operation);
-                }
+            for peer in running.receivers() {
+                self.links.get_or_default(peer).send_queue.resume_after_data(operation);
             }
         }
         self.send_ready_frames(operation);
@@ -293,15 +275,15 @@ impl Engine {
         &mut self,
         id: OpId,
         key: OperationKey,
-        info: OperationInfo,
+        info: OperationRequest,
         schedule: Schedule,
     ) -> Result<OpId, Failure> {
         let segment_elements = (self.settings.segment_bytes / info.contract.dtype.size_bytes()).max(1);
-        let mut running = RunningOperation::new(key, info, schedule, segment_elements);
+        let peers = schedule.peers();
+        let mut running = RunningOperation::new(key, info, (schedule, &peers), segment_elements);
         let mut missing_peer = None;
         let mut mismatch: Option<(Rank, Contract)> = None;
-        for index in 0..running.peer_count() {
-            let (peer, is_sent_to) = running.peer_at(index);
+        for peer in peers {
             let link = self.links.get_or_default(peer);
             if link.is_gone() && running.needs(peer, link.stored_segments(key)) {
                 missing_peer.get_or_insert(peer);
@@ -316,12 +298,12 @@ impl Engine {
                 running.set_ready_sends(peer, transfers);
             }
             match key {
-                _ if !is_sent_to => {}
+                _ if !running.sends_to(peer) => {}
                 OperationKey::Collective { .. } => link.send_queue.runnable.push_back(id),
                 OperationKey::Message { .. } => link.send_queue.add_message(id),
             }
         }
-        self.deadlines.insert((info.deadline, id));
+        self.deadlines.insert((info.deadline(), id));
         self.by_key.insert(key, id);
         self.operations.insert(id, running);
         if let Some(mismatch) = mismatch {
@@ -351,7 +333,7 @@ impl Engine {
             && let Some(running) = self.operations.remove(&id)
         {
             self.by_key.remove(&running.key);
-            self.deadlines.remove(&(running.info.deadline, id));
+            self.deadlines.remove(&(running.info.deadline(), id));
             self.completed.push_back(id);
         }
     }
@@ -366,7 +348,7 @@ fn contract_of_transfer(contract: Contract, elements: usize) -> Contract {
 
 /// Returns the header of a frame of an operation, without payload. The meaning of `offset` depends on the kind of the frame.
 fn header(kind: FrameKind, running: &RunningOperation, offset: u64) -> FrameHeader {
-    let OperationInfo { group, contract, .. } = running.info;
+    let OperationRequest { group, contract, .. } = running.info;
     FrameHeader { kind, group, sequence: running.key.sequence(), contract, offset, ..FrameHeader::EMPTY }
 }
 

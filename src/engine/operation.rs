@@ -3,71 +3,43 @@
 
 use std::ops::Range;
 
-use super::interface::{OperationKey, OperationRequest, SendMode, Timestamp};
+use super::interface::{OperationKey, OperationRequest, SendMode};
 use crate::schedule::partition::segment;
-use crate::schedule::{Action, Schedule, Step, StepDependency};
-use crate::types::{Contract, Rank, Site};
+use crate::schedule::{Action, Schedule, Step, StepDependency, StepTransfer};
+use crate::types::Rank;
 
 /// The most bytes of one operation that a rank may send to a peer before the peer's ready frame arrives.
 pub const EAGER_BYTES: usize = 256 << 10;
 
-/// The contract and the deadline of an operation.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OperationInfo {
-    pub(super) group: u32,
-    pub(super) contract: Contract,
-    pub(super) site: Site,
-    pub(super) deadline: Timestamp,
-    pub(super) timeout: Timestamp,
-    pub(super) mode: SendMode,
-}
-
-impl OperationInfo {
-    pub(super) fn new(now: Timestamp, request: OperationRequest) -> Self {
-        let OperationRequest { group, contract, timeout, spent, site, mode } = request;
-        let deadline = now.saturating_add(timeout.saturating_sub(spent));
-        Self { group, contract, site, deadline, timeout, mode }
-    }
-}
-
 pub(super) struct ExternalOperation {
     pub(super) key: OperationKey,
-    pub(super) info: OperationInfo,
-    /// The ranks for which the operation waits.
+    pub(super) info: OperationRequest,
     pub(super) awaited: Vec<Rank>,
 }
 
 pub(super) struct RunningOperation {
     pub(super) key: OperationKey,
-    pub(super) info: OperationInfo,
+    pub(super) info: OperationRequest,
     steps: Vec<Step>,
     segment_elements: usize,
-    /// The progress of the receive of each step, in the order of the steps.
-    receive_progress: Vec<ReceiveProgress>,
     /// The progress with each peer. The peers are sorted by rank, so that a binary search finds a peer.
     peers: Vec<(Rank, PeerProgress)>,
-    /// The number of sends and receives that are not complete.
     unfinished_transfers: usize,
     /// The number of peers that need ready frames and to which this rank has not sent ready frames for all transfers.
     peers_without_ready: usize,
 }
 
-/// The progress of the transfers between this rank and one peer.
 #[derive(Default)]
 struct PeerProgress {
     sends: Transfers,
-    /// How many elements of the first incomplete send have been sent.
-    sent_elements: usize,
     /// The peer has sent ready frames for this number of sends, counted from the first one.
     ready_sends: usize,
     /// How many bytes were sent on credit, before the peer's ready frame arrived. At most [`EAGER_BYTES`].
     eager_bytes: usize,
     /// Whether this rank has announced the operation to the peer.
     announced: bool,
-    /// The progress of the receives is in the field `receive_progress` of [`RunningOperation`].
     receives: Transfers,
-    /// This rank has sent ready frames for this number of receives, counted from the first one; `None` if the peer needs no ready
-    /// frame.
+    /// This rank has sent ready frames for this number of receives, from the first one on; `None` if the peer needs none.
     ready_receives: Option<usize>,
 }
 
@@ -78,6 +50,8 @@ struct Transfers {
     steps: Vec<usize>,
     /// The index in `steps` of the first transfer that is not complete.
     next: usize,
+    /// How many elements of this transfer have been sent, or received and applied.
+    elements: usize,
     /// The bytes of all transfers together.
     bytes: usize,
 }
@@ -92,14 +66,30 @@ impl Transfers {
     fn next_step(&self) -> Option<usize> {
         self.steps.get(self.next).copied()
     }
-}
 
-/// The progress of the receive of one step.
-#[derive(Clone, Copy, Default)]
-struct ReceiveProgress {
-    /// The number of elements that have been received and applied.
-    elements: usize,
-    is_complete: bool,
+    fn is_complete(&self, step: usize) -> bool {
+        self.next_step().is_none_or(|next| next > step)
+    }
+
+    /// Returns the next segment of the first transfer that is not complete, which has the elements `range`.
+    fn next_segment(&self, range: &Range<usize>, segment_elements: usize) -> TransferSegment {
+        TransferSegment {
+            range: segment(range, self.elements, segment_elements),
+            transfer_index: self.next as u32,
+            offset: self.elements,
+            transfer_elements: range.len(),
+        }
+    }
+
+    /// Counts this segment. Returns whether its transfer is complete now.
+    fn count_segment(&mut self, range: &Range<usize>, segment_elements: usize) -> bool {
+        self.elements += segment(range, self.elements, segment_elements).len();
+        let is_complete = self.elements == range.len();
+        if is_complete {
+            (self.next, self.elements) = (self.next + 1, 0);
+        }
+        is_complete
+    }
 }
 
 #[derive(PartialEq, Eq, Debug)]
@@ -129,7 +119,6 @@ pub(super) struct TransferSegment {
     pub(super) transfer_elements: usize,
 }
 
-/// The segment that has to arrive from a peer next.
 pub(super) struct DueSegment {
     pub(super) segment: TransferSegment,
     pub(super) action: Action,
@@ -142,12 +131,11 @@ pub(super) struct DueSegment {
 impl RunningOperation {
     pub(super) fn new(
         key: OperationKey,
-        info: OperationInfo,
-        schedule: Schedule,
+        info: OperationRequest,
+        (schedule, peers): (Schedule, &[Rank]),
         segment_elements: usize,
     ) -> Self {
-        let mut peers: Vec<(Rank, PeerProgress)> =
-            schedule.peers().into_iter().map(|peer| (peer, PeerProgress::default())).collect();
+        let mut peers: Vec<_> = peers.iter().map(|&peer| (peer, PeerProgress::default())).collect();
         let element_bytes = info.contract.dtype.size_bytes();
         let mut unfinished_transfers = 0;
         for (index, step) in schedule.steps.iter().enumerate() {
@@ -172,7 +160,6 @@ impl RunningOperation {
         Self {
             key,
             info,
-            receive_progress: vec![ReceiveProgress::default(); schedule.steps.len()],
             steps: schedule.steps,
             segment_elements,
             peers,
@@ -185,24 +172,19 @@ impl RunningOperation {
         self.unfinished_transfers == 0
     }
 
-    pub(super) fn peer_count(&self) -> usize {
-        self.peers.len()
+    pub(super) fn receivers(&self) -> impl Iterator<Item = Rank> {
+        self.peers_with(|progress| &progress.sends)
     }
 
-    /// Returns the peer with this index, and whether the operation has any transfers to the peer.
-    pub(super) fn peer_at(&self, index: usize) -> (Rank, bool) {
-        let (peer, peer_progress) = &self.peers[index];
-        (*peer, !peer_progress.sends.steps.is_empty())
-    }
-
-    /// Returns the peers from which the operation still has to receive or, if there are none, those to which it still has to
-    /// send.
+    /// Returns the peers from which it still has to receive or, if there are none, those to which it still has to send.
     pub(super) fn awaited_peers(&self) -> impl Iterator<Item = Rank> {
-        let is_receiving = |(_, progress): &&(Rank, PeerProgress)| progress.receives.next_step().is_some();
-        let is_sending = |(_, progress): &&(Rank, PeerProgress)| progress.sends.next_step().is_some();
-        let any_receives = self.peers.iter().any(|peer| is_receiving(&peer));
-        let is_awaited = move |peer: &&_| if any_receives { is_receiving(peer) } else { is_sending(peer) };
-        self.peers.iter().filter(is_awaited).map(|&(peer, _)| peer)
+        let is_receiving = self.peers_with(|progress| &progress.receives).next().is_some();
+        self.peers_with(if is_receiving { |progress| &progress.receives } else { |progress| &progress.sends })
+    }
+
+    fn peers_with(&self, transfers: fn(&PeerProgress) -> &Transfers) -> impl Iterator<Item = Rank> {
+        let has_next = move |(_, progress): &&(_, PeerProgress)| transfers(progress).next_step().is_some();
+        self.peers.iter().filter(has_next).map(|&(peer, _)| peer)
     }
 
     /// Returns whether the operation still has to send to `peer`, or to receive more from it than the stored segments.
@@ -212,13 +194,13 @@ impl RunningOperation {
 
     /// Returns the number of segments from `peer` that have not been applied.
     pub(super) fn unapplied_segments(&self, peer: Rank) -> usize {
-        let Some(peer_progress) = self.peer_progress(peer) else { return 0 };
+        let Some(PeerProgress { receives, .. }) = self.peer_progress(peer) else { return 0 };
         let segments = |&step: &usize| {
             let length = self.steps[step].receive.as_ref().map_or(0, |receive| receive.range.len());
-            let missing = length - self.receive_progress[step].elements.min(length);
-            missing.div_ceil(self.segment_elements).max(1)
+            length.div_ceil(self.segment_elements).max(1)
         };
-        peer_progress.receives.steps[peer_progress.receives.next..].iter().map(segments).sum()
+        let all: usize = receives.steps[receives.next..].iter().map(segments).sum();
+        all - receives.elements / self.segment_elements
     }
 
     pub(super) fn sends_to(&self, peer: Rank) -> bool {
@@ -239,11 +221,11 @@ impl RunningOperation {
         let Some(send) = step.and_then(|step| self.steps[step].send.as_ref()) else {
             return NextSend::Nothing;
         };
-        let range = segment(&send.range, peer_progress.sent_elements, self.segment_elements);
-        if !self.is_dependency_applied(send.awaited_step, &send.range, &range) {
+        let segment = peer_progress.sends.next_segment(&send.range, self.segment_elements);
+        if !self.is_dependency_applied(send, &segment.range) {
             return NextSend::Nothing;
         }
-        let bytes = range.len() * element_bytes;
+        let bytes = segment.range.len() * element_bytes;
         let eager = peer_progress.sends.next >= peer_progress.ready_sends;
         if eager {
             let is_message = matches!(self.key, OperationKey::Message { .. });
@@ -261,12 +243,6 @@ impl RunningOperation {
                 return NextSend::MustWait { credit_needed, must_announce: !is_known };
             }
         }
-        let segment = TransferSegment {
-            range,
-            transfer_index: peer_progress.sends.next as u32,
-            offset: peer_progress.sent_elements,
-            transfer_elements: send.range.len(),
-        };
         if eager && let Some(peer_progress) = find_peer(&mut self.peers, peer) {
             peer_progress.eager_bytes += bytes;
         }
@@ -292,13 +268,8 @@ impl RunningOperation {
         let Some(peer_progress) = find_peer(&mut self.peers, peer) else { return };
         let Some(step) = peer_progress.sends.next_step() else { return };
         let Some(send) = &self.steps[step].send else { return };
-        let sent = segment(&send.range, peer_progress.sent_elements, self.segment_elements);
-        peer_progress.sent_elements += sent.len();
-        if peer_progress.sent_elements == send.range.len() {
-            peer_progress.sends.next += 1;
-            peer_progress.sent_elements = 0;
-            self.unfinished_transfers -= 1;
-        }
+        let is_complete = peer_progress.sends.count_segment(&send.range, self.segment_elements);
+        self.unfinished_transfers -= usize::from(is_complete);
     }
 
     /// Returns the segment that has to arrive from `peer` next; `None` if the operation receives nothing more from the peer.
@@ -306,17 +277,9 @@ impl RunningOperation {
         let peer_progress = self.peer_progress(peer)?;
         let step = peer_progress.receives.next_step()?;
         let receive = self.steps[step].receive.as_ref()?;
-        let offset = self.receive_progress[step].elements;
-        let range = segment(&receive.range, offset, self.segment_elements);
-        let is_destination_free = self.is_destination_free(step, offset + range.len());
-        let is_ready =
-            is_destination_free && self.is_dependency_applied(receive.awaited_step, &receive.range, &range);
-        let segment = TransferSegment {
-            range,
-            transfer_index: peer_progress.receives.next as u32,
-            offset,
-            transfer_elements: receive.range.len(),
-        };
+        let segment = peer_progress.receives.next_segment(&receive.range, self.segment_elements);
+        let is_destination_free = self.is_destination_free(step, segment.offset + segment.range.len());
+        let is_ready = is_destination_free && self.is_dependency_applied(receive, &segment.range);
         Some(DueSegment { segment, action: self.steps[step].action, is_ready, is_destination_free })
     }
 
@@ -325,13 +288,8 @@ impl RunningOperation {
         let Some(peer_progress) = find_peer(&mut self.peers, peer) else { return };
         let Some(step) = peer_progress.receives.next_step() else { return };
         let Some(receive) = &self.steps[step].receive else { return };
-        let progress = &mut self.receive_progress[step];
-        progress.elements += segment(&receive.range, progress.elements, self.segment_elements).len();
-        if progress.elements == receive.range.len() {
-            progress.is_complete = true;
-            peer_progress.receives.next += 1;
-            self.unfinished_transfers -= 1;
-        }
+        let is_complete = peer_progress.receives.count_segment(&receive.range, self.segment_elements);
+        self.unfinished_transfers -= usize::from(is_complete);
     }
 
     /// Makes this rank send ready frames to `peer`, because the peer has announced the operation.
@@ -356,8 +314,8 @@ impl RunningOperation {
                 &self.peers[index];
             let Some(reported) = ready_receives.filter(|&reported| reported < steps.len()) else { continue };
             let is_ready = |&&step: &&usize| {
-                let awaited_step = self.steps[step].receive.as_ref().and_then(|receive| receive.awaited_step);
-                awaited_step.is_none_or(|StepDependency(step)| self.receive_progress[step].is_complete)
+                let receive = self.steps[step].receive.as_ref();
+                receive.is_none_or(|receive| self.is_dependency_applied(receive, &(0..0)))
             };
             let ready = reported + steps[reported..].iter().take_while(is_ready).count();
             if ready > reported {
@@ -373,24 +331,20 @@ impl RunningOperation {
     fn is_destination_free(&self, step: usize, elements: usize) -> bool {
         let send =
             self.steps[step].send.as_ref().filter(|_| self.steps[step].must_send_before_receiving(step));
-        send.and_then(|send| self.peer_progress(send.peer)).is_none_or(|peer_progress| {
-            let next = peer_progress.sends.next_step();
-            next.is_none_or(|next| next > step || (next == step && peer_progress.sent_elements >= elements))
+        send.and_then(|send| self.peer_progress(send.peer)).is_none_or(|PeerProgress { sends, .. }| {
+            sends.is_complete(step) || (sends.next_step() == Some(step) && sends.elements >= elements)
         })
     }
 
-    /// Returns whether the data have been applied on which a segment of the transfer `range` depends.
-    fn is_dependency_applied(
-        &self,
-        awaited_step: Option<StepDependency>,
-        range: &Range<usize>,
-        segment: &Range<usize>,
-    ) -> bool {
-        let Some(StepDependency(step)) = awaited_step else { return true };
-        let progress = self.receive_progress[step];
-        let has_same_range = self.steps[step].receive.as_ref().is_some_and(|receive| receive.range == *range);
-        progress.is_complete
-            || (has_same_range && !segment.is_empty() && progress.elements >= segment.end - range.start)
+    /// Returns whether the data have been applied on which a segment of a transfer depends. An empty segment depends on all data
+    /// of the awaited step.
+    fn is_dependency_applied(&self, transfer: &StepTransfer, segment: &Range<usize>) -> bool {
+        let Some(StepDependency(step)) = transfer.awaited_step else { return true };
+        let Some(awaited) = &self.steps[step].receive else { return false };
+        let Some(PeerProgress { receives, .. }) = self.peer_progress(awaited.peer) else { return false };
+        let is_cut_through = !segment.is_empty() && awaited.range == transfer.range;
+        let has_received = |elements| receives.next_step() == Some(step) && receives.elements >= elements;
+        receives.is_complete(step) || (is_cut_through && has_received(segment.end - transfer.range.start))
     }
 }
 
@@ -399,7 +353,6 @@ pub(super) const fn credit_cost(bytes: usize) -> usize {
     bytes + 128
 }
 
-/// Returns the progress of a peer. `peers` is sorted by rank.
 fn find_peer(peers: &mut [(Rank, PeerProgress)], peer: Rank) -> Option<&mut PeerProgress> {
     let index = peers.binary_search_by_key(&peer, |entry| entry.0).ok()?;
     Some(&mut peers[index].1)

@@ -12,7 +12,8 @@ use crate::types::{SortedMap, SortedSet};
 use crate::wire::frame::HEADER_BYTES;
 
 /// The operations that have data to send to one peer. Each operation is in exactly one of `runnable`, `waiting_for_data`,
-/// `waiting_for_credit`, `waiting_for_ready` and `in_flight`, or is a message in `unopened` but not the first one there.
+/// `waiting_for_credit` and `waiting_for_ready`, is a message in `unopened` but not the first one there, or has a segment that
+/// the driver is sending.
 #[derive(Default)]
 pub(super) struct SendQueue {
     /// The operations that take turns, because they may be able to send. The first one has the next turn.
@@ -20,8 +21,7 @@ pub(super) struct SendQueue {
     /// The operations that can send only after they have received and applied a further segment.
     pub(super) waiting_for_data: SortedSet<OpId>,
     /// The messages that have sent no frame, in the order of their numbers.
-    unopened: VecDeque<OpId>,
-    /// The bytes of the short messages that were sent in the current turn.
+    pub(super) unopened: VecDeque<OpId>,
     turn_bytes: usize,
     /// The operations that wait for credit or for a ready frame, with the credit in bytes that each of them needs.
     waiting_for_credit: SortedMap<OpId, usize>,
@@ -33,8 +33,6 @@ pub(super) struct SendQueue {
     /// The operations whose announcement waits because `announced` has reached its limit. They are also in
     /// `waiting_for_credit` or `waiting_for_ready`.
     unannounced: SortedSet<OpId>,
-    /// The operation whose segment the driver is sending.
-    pub(super) in_flight: Option<OpId>,
 }
 
 impl SendQueue {
@@ -43,10 +41,6 @@ impl SendQueue {
         if self.unopened.len() == 1 {
             self.runnable.push_back(id);
         }
-    }
-
-    pub(super) fn has_unopened_messages(&self) -> bool {
-        !self.unopened.is_empty()
     }
 
     pub(super) fn resume_after_data(&mut self, id: OpId) {

@@ -26,7 +26,7 @@ impl Group {
         let Some(job) = self.job.clone() else {
             return Ok(Self { timeout: self.timeout, ..Self::solo() });
         };
-        let has_port = job.driver.core().link_driver.transport.sockets.has_port();
+        let has_port = job.driver.core().link_driver.transport.sockets.listener.has_port();
         let Some(origin) = job.origin.as_ref().filter(|_| has_port) else {
             return Err(StartError::Isolated(
                 "an isolated group has no ports on which another one could connect; use a group of the whole job"
@@ -40,10 +40,9 @@ impl Group {
             operation_timeout: self.timeout,
             ..origin.options.clone()
         };
-        let sockets =
-            SocketOptions::new(&options.congestion, options.operation_timeout.max(OPERATION_TIMEOUT))
-                .and_then(|sockets| sockets.with_pacing(options.pacing))
-                .map_err(StartError::SocketOptions)?;
+        let timeout = options.operation_timeout.max(OPERATION_TIMEOUT);
+        let sockets = SocketOptions::new(&options.congestion, timeout, options.pacing)
+            .map_err(StartError::SocketOptions)?;
         let (roster, transport) = self.connect_isolated(&job, origin, &options, sockets, epoch)?;
         let reporter = origin.failure_reporter.as_ref();
         let origin = Origin {
@@ -124,13 +123,12 @@ impl Group {
 fn dial_higher_ranks(transport: &mut TcpTransport, epoch: Instant) -> io::Result<()> {
     let deadline = epoch.elapsed() + 2 * CONNECT_TIMEOUT;
     transport.dial_higher_ranks(epoch.elapsed());
-    let mut events = Vec::new();
     loop {
         let now = epoch.elapsed();
         if transport.has_dialed() || now >= deadline {
             return Ok(());
         }
-        transport.wait_for_events(now, deadline, &mut events)?;
-        transport.serve(epoch.elapsed(), events.drain(..));
+        let events = transport.wait_for_events(now, deadline)?;
+        transport.serve(epoch.elapsed(), events);
     }
 }

@@ -72,8 +72,7 @@ fn join_and_report(
 ) -> Result<Group, StartError> {
     let epoch = Instant::now();
     let files = RecordingFiles::open(options)?;
-    let sockets = SocketOptions::new(&options.congestion, options.operation_timeout)
-        .and_then(|sockets| sockets.with_pacing(options.pacing))
+    let sockets = SocketOptions::new(&options.congestion, options.operation_timeout, options.pacing)
         .map_err(StartError::SocketOptions)?;
     let Some(exchanged) = exchange(options, &sockets)? else {
         let mut group = Group { timeout: options.operation_timeout, ..Group::solo() };
@@ -155,7 +154,7 @@ pub(super) fn start_group(
 
 /// Creates a job of this process alone, which carries messages of the process to itself. It has no port.
 pub(super) fn create_self_job() -> Result<SharedJob, Error> {
-    let sockets = SocketOptions::new(&CongestionControl::Host, OPERATION_TIMEOUT)
+    let sockets = SocketOptions::new(&CongestionControl::Host, OPERATION_TIMEOUT, None)
         .map_err(|detail| Error::System { what: "socket options", detail })?;
     let refused = |error: io::Error| Error::System { what: "an event queue", detail: error.to_string() };
     let job = handshake::Job { id: rand::random(), world: 1, peers_digest: [0; 32] };

@@ -193,7 +193,7 @@ impl Group {
         let Some(job) = &self.job else { return Ok(()) };
         let layout = HostMemoryLayout::new(ranks);
         // Isolated groups have no port. There may be so many of them that long arenas would take too much memory.
-        let is_isolated = !job.driver.core().link_driver.transport.sockets.has_port();
+        let is_isolated = !job.driver.core().link_driver.transport.sockets.listener.has_port();
         let layout = if is_isolated { layout } else { layout.with_long_arenas() };
         // A rank that has its queues may get the first entry of a peer before it knows itself that all ranks have theirs. So each
         // rank adds its queues before it reports that it has the memory.

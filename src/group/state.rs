@@ -50,7 +50,7 @@ impl SharedJob {
         origin: Option<Origin>,
     ) -> io::Result<Self> {
         let world = WorldSize::new(settings.host_names.len() as u32).unwrap_or(WorldSize::ONE);
-        let congestion = sockets.congestion().map(str::to_owned);
+        let congestion = sockets.options.congestion.clone();
         let link_driver = LinkDriver::new(settings, LinkTransport::new(sockets, world));
         let failure_reporter = origin.as_ref().and_then(|origin| origin.failure_reporter.clone());
         let (ranks_per_processor, interrupt) = origin

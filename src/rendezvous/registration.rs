@@ -196,14 +196,14 @@ impl<'a, S: DialedStream> RankRegistration<'a, S> {
         };
         let registration = self.registration;
         let no_answer = match handshake.advance(stream) {
-            DialProgress::Connecting => "connection timed out",
-            DialProgress::Pending => {
+            Ok(DialProgress::Connecting) => "connection timed out",
+            Ok(DialProgress::Pending) => {
                 if !std::mem::replace(is_established, true) {
                     *give_up_at = now + HANDSHAKE_TIMEOUT;
                 }
                 "it accepted the connection and did not answer"
             }
-            DialProgress::Ready => {
+            Ok(DialProgress::Ready) => {
                 let connecting = RegistrationState::Disconnected { dial_at: now };
                 if let RegistrationState::Dialing { stream, .. } =
                     std::mem::replace(&mut self.state, connecting)
@@ -212,11 +212,11 @@ impl<'a, S: DialedStream> RankRegistration<'a, S> {
                 }
                 return None;
             }
-            DialProgress::Closed(error) | DialProgress::Failed(DialError::Io(error)) => {
+            Err(DialError::Closed(error) | DialError::Io(error)) => {
                 self.disconnect(now, error.to_string());
                 return None;
             }
-            DialProgress::Failed(DialError::Handshake(source)) => {
+            Err(DialError::Handshake(source)) => {
                 let (server_name, address) = (registration.server_name.clone(), registration.address);
                 return Some(StartError::Handshake { server_name, address, source });
             }

@@ -148,7 +148,7 @@ impl<S: Read + Write> RankRegistry<S> {
     ) -> Result<(), StartError> {
         // A rank opens links only after it has received the roster.
         while incoming.take(ConnectionPurpose::Link).is_some() {}
-        self.refused = incoming.refused_ranks().to_vec();
+        self.refused.clone_from(&incoming.refused);
         for token in events {
             self.serve_client(now, token)?;
         }

@@ -102,7 +102,7 @@ impl Server {
         let job = Job { id: job_id, world: world.get(), peers_digest: [0; 32] };
         let mut listener = Listener::new(listener, Identity { secret, job, rank: None })
             .map_err(system("an event queue for the rendezvous"))?;
-        let waker = listener.waker();
+        let waker = listener.poller.as_ref().map(|poller| Arc::clone(&poller.waker));
         let (commands, receiver) = channel();
         let has_job_started = Arc::new(AtomicBool::new(false));
         let started_flag = Arc::clone(&has_job_started);
@@ -195,11 +195,9 @@ fn listen_for_ranks(host: IpAddr, ports: Option<PortRange>) -> Result<TcpListene
 
 /// Replies to late ranks until the launcher stops the server.
 fn reply_until_stopped(listener: &mut Listener, commands: &Receiver<ServerCommand>, started: Instant) {
-    let mut events = Vec::new();
     // One wake-up may announce several commands, so look at all commands.
     while !commands.try_iter().any(|command| matches!(command, ServerCommand::Stop)) {
-        events.clear();
-        if listener.wait(started.elapsed(), None, &mut events).is_err() {
+        if listener.wait(started.elapsed(), None).is_err() {
             return;
         }
     }
@@ -229,8 +227,8 @@ fn serve_until_complete(
         if let Some(roster) = registry.roster() {
             return Ok(Some(roster));
         }
-        listener
-            .wait(now, registry.next_deadline(), &mut events)
+        events = listener
+            .wait(now, registry.next_deadline())
             .map_err(|source| StartError::System { what: "waiting at the rendezvous", source })?;
     }
 }
@@ -238,14 +236,12 @@ fn serve_until_complete(
 /// Waits until the sockets have accepted the last messages of the rendezvous, at most [`LAST_SEND_TIMEOUT`].
 fn send_last_messages(listener: &mut Listener, registry: &mut RankRegistry, started: Instant) {
     let deadline = started.elapsed() + LAST_SEND_TIMEOUT;
-    let mut events = Vec::new();
     while !registry.send_last_messages(&mut listener.incoming) {
         let now = started.elapsed();
         if now >= deadline {
             return;
         }
-        events.clear();
-        if let Err(error) = listener.wait(now, Some(deadline), &mut events) {
+        if let Err(error) = listener.wait(now, Some(deadline)) {
             log::warn!("the rendezvous could not send its last messages to all ranks: {error}");
             return;
         }

@@ -251,7 +251,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
                 if outgoing.sent == HEADER_BYTES + payload.len() {
                     if let FramePayload::Segment(operation, _) = outgoing.payload {
                         let key = engine.key_of(operation);
-                        engine.handle_sent_segment(peer);
+                        engine.handle_sent_segment(operation, peer);
                         // A stored segment may have waited until the elements that it overwrites had been sent.
                         if let Some(key) = key {
                             operations.apply_stored(key, engine);

@@ -4,8 +4,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::ops::{Range, RangeInclusive};
 
-use bytes::Bytes;
-
 use super::gathering::Gathering;
 use super::measurements::{LinkBytes, Meter, ProfilePart};
 use super::memory::Memory;
@@ -89,7 +87,7 @@ pub(crate) struct OutgoingFrame {
 pub(crate) enum FramePayload {
     /// A segment: these bytes of the operation's buffer.
     Segment(OpId, Range<usize>),
-    Control(Bytes),
+    Control(Vec<u8>),
 }
 
 impl AlignedBytes {
@@ -295,7 +293,6 @@ impl LinkIo {
         let length = header.payload_bytes as usize;
         let keep = |key| IncomingFrame::Kept { header, key, payload: AlignedBytes::new(length), filled: 0 };
         match engine.handle_header(peer, &header) {
-            FrameVerdict::Handled => IncomingFrame::Header,
             FrameVerdict::Discard => IncomingFrame::Discarded { left: length },
             FrameVerdict::Refuse => IncomingFrame::Refused,
             FrameVerdict::Control => keep(None),

@@ -4,9 +4,9 @@
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
-use super::memory::SegmentMemory as _;
+use super::memory::{SegmentMemory as _, WORD_BYTES};
 use super::segment::{Segment, SegmentLocation, SparePages, TOKEN_BYTES};
 
 /// The number of bytes before the elements. These bytes contain the token and the owner's flag.
@@ -14,19 +14,14 @@ const HEADER_BYTES: usize = 128;
 /// The offset in bytes of the flag that the owner sets when it no longer exposes the buffer.
 const WITHDRAWN_FLAG_OFFSET: usize = 64;
 
-const _: () = assert!(TOKEN_BYTES <= WITHDRAWN_FLAG_OFFSET);
-const _: () = assert!(WITHDRAWN_FLAG_OFFSET + size_of::<AtomicU32>() <= HEADER_BYTES);
+const _: () =
+    assert!(TOKEN_BYTES <= WITHDRAWN_FLAG_OFFSET && WITHDRAWN_FLAG_OFFSET + WORD_BYTES <= HEADER_BYTES);
 
 /// This process's mapping of a buffer, which in most cases belongs to another rank.
-pub struct RemoteBuffer {
-    segment: Segment,
-    /// The length of the elements in bytes.
-    length: usize,
-}
+pub struct RemoteBuffer(Segment);
 
 /// This rank's own buffer. While an operation exposes a part of the buffer, other ranks may read and write the part.
 pub struct ExposedBuffer {
-    /// This rank's mapping of the buffer.
     mapping: RemoteBuffer,
     /// The pages that replace the buffer's pages after a failure.
     pub(super) spare_pages: Option<SparePages>,
@@ -37,71 +32,61 @@ impl ExposedBuffer {
     pub fn create(length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let segment = Segment::create(length_with_header(length)?, token)?;
         let spare_pages = Some(segment.map_spare_pages()?);
-        Ok(Self { mapping: RemoteBuffer { segment, length }, spare_pages })
+        Ok(Self { mapping: RemoteBuffer(segment), spare_pages })
     }
 
     /// Returns where other processes find the buffer, or `None` after [`ExposedBuffer::close_file`].
     pub fn location(&self) -> Option<SegmentLocation> {
-        self.mapping.segment.location()
+        self.mapping.0.location()
     }
 
-    /// Closes the file. No other process can open the buffer any more.
     pub fn close_file(&mut self) {
-        drop(self.mapping.segment.take_file());
+        drop(self.mapping.0.take_file());
     }
 
     /// Tells the other ranks that this rank will no longer expose the buffer.
     pub fn withdraw(&self) {
-        self.mapping.withdrawn_flag().store(1, Ordering::Release);
+        self.mapping.0.store(WITHDRAWN_FLAG_OFFSET, 1, Ordering::Release);
     }
 
     /// Returns the contents. The first byte is aligned for every element type.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the bytes are inside the mapping. Other ranks write to them only while an operation exposes them. The
         // operation borrows the bytes mutably, or owns them, until all ranks have reported that they are done.
-        unsafe { std::slice::from_raw_parts(self.mapping.first_byte().as_ptr(), self.mapping.length) }
+        unsafe { std::slice::from_raw_parts(self.mapping.first_byte().as_ptr(), self.mapping.length()) }
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and because of `&mut self` no other thread of this process uses the bytes.
-        unsafe { std::slice::from_raw_parts_mut(self.mapping.first_byte().as_ptr(), self.mapping.length) }
-    }
-
-    pub(super) fn mapping_start(&self) -> usize {
-        self.mapping.segment.base.as_ptr().expose_provenance()
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.first_byte().as_ptr(), self.mapping.length()) }
     }
 }
 
 impl RemoteBuffer {
     /// Opens a buffer of `length` bytes that another rank has created. Returns the errors of [`Segment::open`].
     pub fn open(location: SegmentLocation, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
-        let segment = Segment::open(location, length_with_header(length)?, token)?;
-        Ok(Self { segment, length })
+        Segment::open(location, length_with_header(length)?, token).map(Self)
     }
 
+    /// Returns the length of the elements in bytes.
     pub(super) fn length(&self) -> usize {
-        self.length
+        self.0.length() - HEADER_BYTES
     }
 
     pub(super) fn is_withdrawn(&self) -> bool {
-        self.withdrawn_flag().load(Ordering::Acquire) != 0
+        self.0.load(WITHDRAWN_FLAG_OFFSET, Ordering::Acquire) != 0
     }
 
     /// Returns the address of the first byte of `range`, or `None` if `range` is not inside the buffer.
     pub fn address_of(&self, range: &Range<usize>) -> Option<NonNull<u8>> {
-        let is_inside = range.start <= range.end && range.end <= self.length;
+        let is_inside = range.start <= range.end && range.end <= self.length();
         // SAFETY: the range begins inside the mapping, or at its end.
         is_inside.then(|| unsafe { self.first_byte().add(range.start) })
     }
 
     fn first_byte(&self) -> NonNull<u8> {
         // SAFETY: the mapping is at least as long as the header.
-        unsafe { self.segment.base.add(HEADER_BYTES) }
-    }
-
-    fn withdrawn_flag(&self) -> &AtomicU32 {
-        // SAFETY: the flag is inside the mapping and aligned, and all processes access it only as an atomic.
-        unsafe { self.segment.base.add(WITHDRAWN_FLAG_OFFSET).cast::<AtomicU32>().as_ref() }
+        unsafe { self.0.base.add(HEADER_BYTES) }
     }
 }
 
@@ -110,8 +95,7 @@ impl RemoteBuffer {
 pub struct HandoverBuffer(pub Segment);
 
 impl HandoverBuffer {
-    /// Returns the length of a segment for `count` words. If the segment would be too long, returns a length that no operating
-    /// system allows.
+    /// Returns the length of a segment for `count` words. If that is too long, no operating system allows the result.
     pub fn segment_bytes(count: usize) -> usize {
         count.saturating_mul(size_of::<u32>()).saturating_add(HEADER_BYTES)
     }
@@ -169,13 +153,11 @@ mod tests {
     }
 
     #[test]
-    fn both_mappings_have_the_same_words_and_keep_the_token() {
+    fn words_that_ranks_use_in_turns_do_not_overlap_the_token() {
         let (token, bytes) = ([3; TOKEN_BYTES], HandoverBuffer::segment_bytes(1000));
         let mut first = HandoverBuffer(Segment::create(bytes, &token).unwrap());
-        let location = first.0.location().unwrap();
         first.words().fill(7);
-        assert_eq!(HandoverBuffer(Segment::open(location, bytes, &token).unwrap()).words(), [7; 1000]);
-        let empty = Segment::create(HandoverBuffer::segment_bytes(0), &token).unwrap();
-        assert_eq!(HandoverBuffer(empty).words(), [0; 0]);
+        let other = Segment::open(first.0.location().unwrap(), bytes, &token).unwrap();
+        assert_eq!(HandoverBuffer(other).words(), [7; 1000]);
     }
 }

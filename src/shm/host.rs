@@ -14,12 +14,8 @@
 //!          passed buffer                                    payloads of a queue and of the opposite queue
 //! ```
 
-use super::memory::WORD_BYTES;
-use super::segment::TOKEN_BYTES;
+use super::memory::UNIT_BYTES;
 
-/// The unit of the layout in bytes: two adjacent cache lines, which some processors fetch together. Words that different
-/// ranks write do not share a unit.
-const UNIT_BYTES: usize = 128;
 /// The length of a cell in bytes: one cache line.
 pub(super) const CELL_BYTES: usize = 64;
 /// Payloads begin at multiples of this number of bytes in the arena.
@@ -32,7 +28,6 @@ const PIECE_BYTES_MIN: usize = 2 << 10;
 const PIECES: usize = 4;
 /// The number of cells of a queue, 8,192 for data and 1,024 for control frames.
 const CELL_COUNT: usize = 9 << 10;
-/// The number of bytes for control frames in the arena of a queue.
 const CONTROL_ARENA_BYTES: usize = 64 << 10;
 /// The number of bytes for data in the arena of a queue.
 const DATA_ARENA_BYTES: usize = 1 << 20;
@@ -48,11 +43,9 @@ const SHORT_PASSED_BYTES: usize = 64 << 10;
 /// The most ranks of a host with long arenas. With more ranks, their memory would be too large.
 const RANKS_WITH_LONG_ARENAS_MAX: usize = 8;
 
-const _: () = assert!(TOKEN_BYTES <= UNIT_BYTES && UNIT_BYTES.is_multiple_of(WORD_BYTES));
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostMemoryLayout {
-    ranks: usize,
+    pub(super) ranks: usize,
     cell_count: usize,
     arena_bytes: usize,
     passed_bytes: usize,
@@ -74,7 +67,6 @@ pub(super) struct QueueLayout {
     /// At first, each belongs to the sender of its queue.
     pub(super) passed: [usize; 2],
     pub(super) passed_bytes: usize,
-    /// The fewest bytes of a message in a passed buffer.
     pub(super) passed_bytes_min: usize,
 }
 
@@ -114,11 +106,6 @@ impl HostMemoryLayout {
         Self { ranks, cell_count, arena_bytes, passed_bytes: arena_bytes / 2, passed_bytes_min: 0 }
     }
 
-    pub fn ranks(self) -> usize {
-        self.ranks
-    }
-
-    /// Returns the length of the memory in bytes.
     pub const fn bytes(self) -> usize {
         UNIT_BYTES * (1 + self.ranks) + self.ranks * self.ranks.saturating_sub(1) * self.queue_bytes()
     }
@@ -199,6 +186,8 @@ impl QueueLayout {
 mod tests {
     use std::collections::BTreeSet;
 
+    use super::super::memory::WORD_BYTES;
+    use super::super::segment::TOKEN_BYTES;
     use super::*;
 
     #[test]

@@ -5,6 +5,9 @@ use std::ops::Deref;
 use std::sync::atomic::Ordering;
 
 pub const WORD_BYTES: usize = size_of::<u64>();
+/// The unit of layouts in bytes: two adjacent cache lines, which some processors fetch together. Words that different ranks write
+/// do not share a unit.
+pub(super) const UNIT_BYTES: usize = 128;
 /// A thread that looks for a change of a word pauses once after this number of looks.
 const LOOKS_PER_PAUSE: u32 = 8;
 
@@ -17,11 +20,9 @@ pub fn pause_between_looks(look: u32) {
     }
 }
 
-/// Memory that several processes read and write. Another process may change the memory at any time, so no method returns a
-/// reference into it. Words are read and written as atomics, and payloads are copied. All offsets are in bytes.
-///
-/// The methods panic if a word or a range is not inside the memory, or if a word is not aligned. They know the line of their
-/// caller, because tests change the accesses of single lines.
+/// Memory that several processes read and write at any time, so no method returns a reference into it. Words are read and
+/// written as atomics, and payloads are copied. All offsets are in bytes. The methods panic if a word or a range is not inside
+/// the memory, or if a word is not aligned. They know the line of their caller, because tests change accesses of single lines.
 pub trait SegmentMemory {
     fn length(&self) -> usize;
 
@@ -71,7 +72,6 @@ pub trait SegmentMemory {
         self.read(start, target);
     }
 
-    /// Copies `source` to the bytes from `start` on.
     #[track_caller]
     fn write(&self, start: usize, source: &[u8]);
 }

@@ -17,15 +17,13 @@
 //!
 //! The sender reuses a cell and its part of the arena when the receiver has counted the entry as read.
 //!
-//! The two ranks also have two passed buffers. Each belongs to one of them, at first one to each. A rank writes a message that is
-//! neither too short nor too long into a buffer of its own, if it has one. Then the buffer belongs to the receiver, which sends
-//! its answer in it: the memory is still in the cache of its processor (ADR 99). The place of bytes in a passed buffer counts
-//! from the start of the arena, as if both buffers were behind the arena.
+//! The two ranks also have two passed buffers (ADR 99). Each belongs to one of them, at first one to each. A rank writes a
+//! message that is neither too short nor too long into a buffer of its own, if it has one. Then the buffer belongs to the
+//! receiver. The place of bytes in a passed buffer counts from the start of the arena, as if both buffers were behind it.
 //!
 //! Each word of a peer is read once and then checked. A wrong word gives a [`QueueError`], and nothing is read or written
 //! outside the queue and the two passed buffers. A rank that stops in the middle of an entry, or passes a buffer that it does
-//! not own, harms only its own messages. Every rank of the host can write to the whole memory, so a rank that writes outside
-//! its queues can harm all messages of the host, and can make ranks wait until their deadlines.
+//! not own, harms only its own messages.
 
 mod entry;
 mod receiver;

@@ -1,10 +1,5 @@
-//! The rounds of operations in shared memory. In each round, every rank of a host posts a header and a payload. To post, a rank
-//! writes the payload and the header, and then the number of the round, for which the other ranks wait.
-//!
-//! Every rank has [`HEADERS`] post headers, which it uses in turn. A payload of at most [`INLINE_PAYLOAD_BYTES_MAX`] bytes
-//! follows its header. A longer one of at most [`SHORT_PAYLOAD_BYTES_MAX`] bytes is in one of [`SHORT_CELLS`] cells, which are
-//! also used in turn. Even longer payloads are written one after another into the ring buffer, which is larger than a
-//! processor's second-level cache: a write is slow if another processor still has the memory in its cache.
+//! The rounds of operations in shared memory (`docs/shared-memory.md`). In each round, every rank of a host posts a header and a
+//! payload. To post, a rank writes the payload and the header, and then the number of the round, for which the other ranks wait.
 //!
 //! A rank that has posted round r + 1 no longer reads payloads of round r. Before a rank posts round r + [`LEAD_MAX`], it
 //! compares its header with that of the next rank in round r. So a rank may post round r when all other ranks have posted round
@@ -23,23 +18,21 @@ mod registry;
 mod tests;
 
 use self::layout::{
-    CACHE_LINE_PAIR_BYTES, CELL_PLACE, CELLS_OFFSET, EXPOSED_PLACE, HEADER_STEP, HEADERS,
-    INLINE_PAYLOAD_BYTES_MAX, NextPost, PLACE_BITS, POST_HEADER_BYTES, RING_BUFFER_OFFSET, SHORT_CELLS,
-    SHORT_LEAD_MAX,
+    CELL_PLACE, CELLS_OFFSET, EXPOSED_PLACE, HEADER_STEP, HEADERS, INLINE_PAYLOAD_BYTES_MAX, NextPost,
+    PLACE_BITS, POST_HEADER_BYTES, RING_BUFFER_OFFSET, SHORT_CELLS, SHORT_LEAD_MAX,
 };
 pub use self::layout::{HEADER_WORDS, Header, LEAD_MAX, RoundsSize, SHORT_PAYLOAD_BYTES_MAX};
 pub use self::registry::BUFFERS_MAX;
 #[cfg(test)]
 pub use self::registry::BufferRef;
 use self::registry::{BUFFER_REF_BYTES, BufferRegistry};
-use super::memory::{RoundsMemory, WORD_BYTES};
-use super::segment::{Segment, TOKEN_BYTES};
+use super::memory::{RoundsMemory, UNIT_BYTES, WORD_BYTES};
+use super::segment::Segment;
 
 /// One rank's access to the shared memory of a group of ranks.
 pub struct ShmRounds<M = Segment> {
     posts: Posts<M>,
     rank: usize,
-    /// The last round that this rank has posted.
     posted: u64,
     /// The last round that all other ranks have posted, as far as this rank knows.
     posted_by_all: u64,
@@ -61,30 +54,24 @@ impl<M> Clone for Posts<M> {
     }
 }
 
-/// The post of a rank in one round.
 pub struct PostedRound<'a, M> {
     /// Whether the rank has posted the location of its elements instead ([`ShmRounds::read_exposed_locations`]).
     pub is_exposed: bool,
     header_offset: usize,
-    /// The offset of the first byte of the payload.
     start: usize,
     /// The number of bytes from `start` to the end of the memory that a payload at this place can use.
     pub payload_bytes_max: usize,
     memory: &'a M,
 }
 
-const _: () = assert!(
-    BUFFER_REF_BYTES <= INLINE_PAYLOAD_BYTES_MAX
-        && TOKEN_BYTES <= CACHE_LINE_PAIR_BYTES
-        && SHORT_PAYLOAD_BYTES_MAX.is_multiple_of(CACHE_LINE_PAIR_BYTES)
-);
+const _: () = assert!(BUFFER_REF_BYTES <= INLINE_PAYLOAD_BYTES_MAX);
+const _: () = assert!(SHORT_PAYLOAD_BYTES_MAX.is_multiple_of(UNIT_BYTES));
 
 /// The result of [`ShmRounds::read_short_post`].
 pub enum ShortPost<'a, M> {
     Absent,
     /// The payload of the post is not short, or the rank has exposed its elements.
     NotShort,
-    /// The payload of the post is short.
     Posted(PostedRound<'a, M>),
 }
 
@@ -107,14 +94,13 @@ impl<'a, M: RoundsMemory> PostedRound<'a, M> {
 }
 
 impl<M: RoundsMemory> ShmRounds<M> {
-    /// Creates the access of the rank with the number `rank` (from 0 to `size.ranks` - 1) to the shared memory. Panics if the
-    /// memory is smaller than [`RoundsSize::bytes`], if `rank` is too large, or if a ring buffer has more units than a stamp
-    /// can count.
+    /// Creates the access of rank number `rank` to the memory. Panics if the memory is smaller than [`RoundsSize::bytes`], if
+    /// `rank` is not below `size.ranks`, or if a ring buffer has more units than a stamp can count.
     pub fn new(memory: Arc<M>, size: RoundsSize, rank: usize) -> Self {
         assert!(memory.length() >= size.bytes(), "the memory must be large enough for all ranks");
         assert!(rank < size.ranks, "the rank must be below the number of ranks");
         assert!(
-            size.ring_buffer_bytes() / CACHE_LINE_PAIR_BYTES < CELL_PLACE,
+            size.ring_buffer_bytes() / UNIT_BYTES < CELL_PLACE,
             "a stamp must be able to count the units of a ring buffer"
         );
         let posts = Posts { memory, size, bytes_per_rank: size.bytes_per_rank() };
@@ -181,9 +167,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
     }
 
     /// Copies `source` to this rank's payload of `bytes` bytes for `round`, from byte `start` on. Call this method for each part
-    /// of the payload, and then [`ShmRounds::post`]. Panics if other ranks may still read earlier contents of the memory
-    /// ([`ShmRounds::may_write`]), if this rank has already posted the round, if `bytes` is larger than the maximum length of a
-    /// payload, or if the payload ends before `source`.
+    /// of the payload, and then [`ShmRounds::post`]. Panics if other ranks may still read the memory ([`ShmRounds::may_write`]),
+    /// if this rank has already posted the round, or if the payload is too long or ends before `source`.
     pub fn write_payload(&mut self, round: u64, bytes: usize, (start, source): (usize, &[u8])) {
         if self.next_post.round != round {
             assert!(self.may_write(round, bytes), "another rank may read this memory");
@@ -212,9 +197,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.posted = round;
     }
 
-    /// Posts a header and a payload of `bytes` bytes, which is short. `parts` are the parts of the payload, and where they begin
-    /// in it. This method does the same as [`ShmRounds::write_payload`] and [`ShmRounds::post`], with fewer instructions, and
-    /// panics for the same reasons.
+    /// Does the same as [`ShmRounds::write_payload`] and [`ShmRounds::post`] for a short payload of `bytes` bytes, with fewer
+    /// instructions. `parts` are its parts, and where they begin in it.
     pub fn post_short<'a>(
         &mut self,
         round: u64,
@@ -254,7 +238,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
             0 => INLINE_PAYLOAD_BYTES_MAX,
             EXPOSED_PLACE => BUFFER_REF_BYTES,
             CELL_PLACE => SHORT_PAYLOAD_BYTES_MAX,
-            _ => self.posts.size.ring_buffer_bytes().saturating_sub((place - 1) * CACHE_LINE_PAIR_BYTES),
+            _ => self.posts.size.ring_buffer_bytes().saturating_sub((place - 1) * UNIT_BYTES),
         };
         let start = self.payload_offset(rank, round, place);
         let (is_exposed, memory) = (place == EXPOSED_PLACE, &*self.posts.memory);
@@ -282,7 +266,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         let offset = if bytes > INLINE_PAYLOAD_BYTES_MAX {
             self.payload_offset(rank, round, CELL_PLACE)
         } else {
-            self.posts.header_offset(rank, round) + CACHE_LINE_PAIR_BYTES / 2
+            self.posts.header_offset(rank, round) + UNIT_BYTES / 2
         };
         self.posts.memory.prefetch(offset);
     }
@@ -326,7 +310,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
             CELL_PLACE => {
                 rank_offset + CELLS_OFFSET + (round % SHORT_CELLS) as usize * SHORT_PAYLOAD_BYTES_MAX
             }
-            _ => rank_offset + RING_BUFFER_OFFSET + (place - 1) * CACHE_LINE_PAIR_BYTES,
+            _ => rank_offset + RING_BUFFER_OFFSET + (place - 1) * UNIT_BYTES,
         }
     }
 }
@@ -337,14 +321,12 @@ impl<M: RoundsMemory> Posts<M> {
         self.memory.load(self.header_offset(rank, round), Ordering::Acquire) >> PLACE_BITS >= round
     }
 
-    /// Returns whether the header of `rank` for `round` has the number of a later round, which a rank that keeps to the protocol
-    /// writes only after this rank has posted later rounds.
+    /// Returns whether the header of `rank` for `round` has the number of a later round, for which it had to wait for this rank.
     pub fn is_ahead(&self, rank: usize, round: u64) -> bool {
         self.memory.load(self.header_offset(rank, round), Ordering::Relaxed) >> PLACE_BITS > round
     }
 
-    /// Returns the header of `rank` in `round`; `None` if the rank has not posted the round. A rank may read the headers of the
-    /// last [`LEAD_MAX`] rounds that it has posted.
+    /// Returns the header of `rank` in `round`, if it is there. A rank may read those of the last [`LEAD_MAX`] rounds it posted.
     pub fn header(&self, rank: usize, round: u64) -> Option<Header> {
         let (offset, _) = self.stamp(rank, round)?;
         Some(self.memory.load_words(offset + WORD_BYTES))
@@ -359,11 +341,11 @@ impl<M: RoundsMemory> Posts<M> {
 
     fn rank_offset(&self, rank: usize) -> usize {
         assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
-        CACHE_LINE_PAIR_BYTES + rank * self.bytes_per_rank
+        UNIT_BYTES + rank * self.bytes_per_rank
     }
 
     fn header_offset(&self, rank: usize, round: u64) -> usize {
-        self.rank_offset(rank) + (1 + round * HEADER_STEP % HEADERS) as usize * CACHE_LINE_PAIR_BYTES
+        self.rank_offset(rank) + (1 + round * HEADER_STEP % HEADERS) as usize * UNIT_BYTES
     }
 
     fn sleep_flag(&self, rank: usize) -> usize {

@@ -13,21 +13,21 @@ use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mremap
 use rustix::param::page_size;
 
 use super::copy::{copy_from_peer, copy_past_caches};
-use super::memory::{RoundsMemory, SegmentMemory, WORD_BYTES};
+use super::memory::{RoundsMemory, SegmentMemory, UNIT_BYTES, WORD_BYTES};
 
 /// The length in bytes of the token at the beginning of a segment, which a process that opens the segment checks.
 pub const TOKEN_BYTES: usize = 32;
 
+const _: () = assert!(TOKEN_BYTES <= UNIT_BYTES && UNIT_BYTES.is_multiple_of(WORD_BYTES));
+
 /// Where other processes of this host find a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentLocation {
-    /// The id of the process that created the segment.
     pub process: u32,
     /// The number of the file descriptor in that process.
     pub file: u32,
 }
 
-/// A mapping of shared memory.
 pub struct Segment {
     /// The address of the first byte, which is the beginning of a page.
     pub(super) base: NonNull<u8>,
@@ -108,7 +108,9 @@ impl Segment {
         let length = self.length.next_multiple_of(page_size());
         // SAFETY: the kernel chooses addresses that this process does not use. The size of the file is sealed.
         let base = unsafe { mmap(ptr::null_mut(), length, protection, flags, file, 0)? };
-        Ok(SparePages { base: base.expose_provenance(), unused: std::iter::once(0..length).collect() })
+        let shared_base = self.base.as_ptr().expose_provenance();
+        let unused = std::iter::once(0..length).collect();
+        Ok(SparePages { base: base.expose_provenance(), shared_base, unused })
     }
 
     fn map(file: OwnedFd, length: usize) -> io::Result<Self> {
@@ -240,16 +242,19 @@ impl RoundsMemory for Segment {
 pub(super) struct SparePages {
     /// The address of the private mapping.
     base: usize,
+    /// The address of the segment's own mapping.
+    shared_base: usize,
     /// The pages that have not replaced other pages, as ranges of byte offsets in the mapping.
     unused: Vec<Range<usize>>,
 }
 
 impl SparePages {
-    /// Replaces whole pages of the segment's mapping by private pages, which other processes cannot access. `pages` is the range
-    /// of their byte offsets in the mapping, which begins at address `start`. Pages that an earlier call has replaced do not
-    /// change. Returns an error if the operating system refuses. Linux versions before 5.14 cannot copy the replaced pages at
-    /// once. A replaced page then shows the writes of other processes until this process writes to it.
-    pub(super) fn replace(&mut self, start: usize, pages: &Range<usize>) -> io::Result<()> {
+    /// Replaces all pages of the segment's mapping that contain any of `bytes` by private pages, unless an earlier call has done
+    /// so. Returns an error if the operating system refuses. Linux versions before 5.14 cannot copy the replaced pages at once: a
+    /// page then shows the writes of other processes until this process writes to it.
+    pub(super) fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let (page, start) = (page_size(), bytes.as_ptr().addr() - self.shared_base);
+        let pages = start - start % page..(start + bytes.len()).next_multiple_of(page);
         let mut unused = Vec::new();
         let mut result = Ok(());
         for range in std::mem::take(&mut self.unused) {
@@ -260,8 +265,8 @@ impl SparePages {
             }
             let rests = [range.start..overlap.start, overlap.end..range.end];
             unused.extend(rests.into_iter().filter(|rest| !rest.is_empty()));
-            result = result.and(match self.move_pages(start, &overlap) {
-                Ok(()) => copy_pages(start, &overlap),
+            result = result.and(match self.move_pages(&overlap) {
+                Ok(()) => self.copy_pages(&overlap),
                 Err(error) => {
                     unused.push(overlap);
                     Err(error)
@@ -272,21 +277,21 @@ impl SparePages {
         result
     }
 
-    fn move_pages(&self, start: usize, pages: &Range<usize>) -> io::Result<()> {
+    fn move_pages(&self, pages: &Range<usize>) -> io::Result<()> {
         let old = ptr::with_exposed_provenance_mut(self.base + pages.start);
-        let new = ptr::with_exposed_provenance_mut(start + pages.start);
+        let new = ptr::with_exposed_provenance_mut(self.shared_base + pages.start);
         // SAFETY: this value owns the old pages, and no reference points to them. The new addresses stay mapped, with the
         // same content.
         unsafe { mremap_fixed(old, pages.len(), pages.len(), MremapFlags::MAYMOVE, new)? };
         Ok(())
     }
-}
 
-/// Makes the kernel copy private pages now, and not at the next write.
-fn copy_pages(start: usize, pages: &Range<usize>) -> io::Result<()> {
-    let first = ptr::with_exposed_provenance_mut(start + pages.start);
-    // SAFETY: the call copies the pages, and does not change their content.
-    unsafe { madvise(first, pages.len(), Advice::LinuxPopulateWrite).map_err(io::Error::from) }
+    /// Makes the kernel copy private pages now, and not at the next write.
+    fn copy_pages(&self, pages: &Range<usize>) -> io::Result<()> {
+        let first = ptr::with_exposed_provenance_mut(self.shared_base + pages.start);
+        // SAFETY: the call copies the pages, and does not change their content.
+        unsafe { madvise(first, pages.len(), Advice::LinuxPopulateWrite).map_err(io::Error::from) }
+    }
 }
 
 impl Drop for SparePages {
@@ -326,10 +331,10 @@ mod tests {
     fn a_file_that_is_not_a_segment_is_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
-        let location = SegmentLocation { process: process::id(), file: file.as_raw_fd() as u32 };
-        assert!(Segment::open(location, 8192, &[0; TOKEN_BYTES]).is_err(), "the size is not sealed");
-        assert!(
-            Segment::open(SegmentLocation { process: u32::MAX, file: 0 }, 8192, &[0; TOKEN_BYTES]).is_err()
-        );
+        let is_refused = |process, file| {
+            Segment::open(SegmentLocation { process, file }, 8192, &[0; TOKEN_BYTES]).is_err()
+        };
+        assert!(is_refused(process::id(), file.as_raw_fd() as u32), "the size is not sealed");
+        assert!(is_refused(u32::MAX, 0));
     }
 }

@@ -34,18 +34,15 @@ const DOES_NOT_READ: u64 = u64::MAX;
 /// What any thread of a rank may look at without a lock: whether the queues of the rank have changed, and the sleep flags.
 pub struct QueueSignals<M> {
     memory: Arc<M>,
-    /// The offset of the sleep flag of this rank.
     sleep_flag: usize,
     peers: Vec<PeerSignals>,
 }
 
 /// The signals of the two queues between this rank and another rank of the host.
 struct PeerSignals {
-    /// The offset of the sleep flag of the peer.
     sleep_flag: usize,
     incoming: QueueLayout,
     outgoing: QueueLayout,
-    /// The number of the entry that this rank reads next.
     next_entry: AtomicU64,
     /// The number of entries that the peer had read when this rank found the queue to the peer full.
     full_at: AtomicU64,
@@ -56,7 +53,7 @@ impl<M: SegmentMemory> QueueSignals<M> {
     /// too small for the layout, or if the layout does not have the rank.
     pub fn new(memory: Arc<M>, layout: HostMemoryLayout, rank: usize) -> Self {
         assert!(memory.length() >= layout.bytes(), "the memory must be large enough for all ranks");
-        let peers = (0..layout.ranks()).filter(|&peer| peer != rank);
+        let peers = (0..layout.ranks).filter(|&peer| peer != rank);
         let peers = peers.map(|peer| PeerSignals {
             sleep_flag: layout.sleep_flag(peer),
             incoming: layout.queue(peer, rank),
@@ -84,8 +81,7 @@ impl<M: SegmentMemory> QueueSignals<M> {
         self.memory.fence();
     }
 
-    /// Records that the queue to the peer is full, and that the peer has read `read_count` entries. After this call, look again
-    /// whether there is space.
+    /// Records that the queue to the peer, which has read `read_count` entries, is full. Then look again whether there is space.
     pub fn wait_for_space(&self, peer: usize, read_count: u64) {
         let peer = &self.peers[peer];
         peer.full_at.store(read_count, Ordering::Relaxed);
@@ -106,7 +102,7 @@ impl<M: SegmentMemory> QueueSignals<M> {
             let full_at = peer.full_at.load(Ordering::Relaxed);
             full_at != HAS_SPACE && self.memory.load(peer.outgoing.read_count, Ordering::Relaxed) != full_at
         };
-        self.peers.iter().any(|peer| self.is_written(peer) || has_space(peer))
+        (0..self.peers.len()).any(|peer| self.next_entry_watch(peer)() || has_space(&self.peers[peer]))
     }
 
     /// Returns a function that looks whether the peer has written the entry that is this rank's next one now. Make a new function
@@ -115,14 +111,8 @@ impl<M: SegmentMemory> QueueSignals<M> {
         let peer = &self.peers[peer];
         let next_entry = peer.next_entry.load(Ordering::Relaxed);
         let cell = peer.incoming.cell(next_entry);
+        // The stamp is larger if this rank has read the entry, and the peer has used the cell again.
         move || next_entry != DOES_NOT_READ && self.memory.load(cell, Ordering::Relaxed) > next_entry
-    }
-
-    fn is_written(&self, peer: &PeerSignals) -> bool {
-        let next_entry = peer.next_entry.load(Ordering::Relaxed);
-        next_entry != DOES_NOT_READ
-            // The stamp is larger if this rank has read the entry, and the peer has used the cell again.
-            && self.memory.load(peer.incoming.cell(next_entry), Ordering::Relaxed) > next_entry
     }
 
     /// Sets the sleep flag of this rank, and returns true. If a queue has changed, does not set it and returns false: then the

@@ -183,14 +183,13 @@ impl SimulatedDialer {
         }
         match &mut self.connection {
             Some(DialedConnection::Rank(socket, handshake)) => match handshake.advance(socket) {
-                DialProgress::Connecting | DialProgress::Pending => {}
-                DialProgress::Ready => self.outcome = Some(Ok(())),
+                Ok(DialProgress::Connecting | DialProgress::Pending) => {}
+                Ok(DialProgress::Ready) => self.outcome = Some(Ok(())),
                 // This process was too slow, so the accepting process has closed the connection.
-                DialProgress::Closed(_) if now >= self.began + HANDSHAKE_TIMEOUT && self.cut.is_none() => {
+                Err(DialError::Closed(_)) if now >= self.began + HANDSHAKE_TIMEOUT && self.cut.is_none() => {
                     self.connection = None;
                 }
-                DialProgress::Closed(error) => self.outcome = Some(Err(error.into())),
-                DialProgress::Failed(error) => self.outcome = Some(Err(error)),
+                Err(error) => self.outcome = Some(Err(error)),
             },
             Some(DialedConnection::Raw(socket, bytes)) => {
                 let mut received = [0; 256];
@@ -347,7 +346,7 @@ fn run(seed: u64) -> (Vec<SimulatedDialer>, SimulatedAcceptor) {
 /// process names the processes that were started with wrong options.
 pub(crate) fn check_handshakes(seed: u64) {
     let (dialers, acceptor) = run(seed);
-    let refused = acceptor.incoming.refused_ranks();
+    let refused = &acceptor.incoming.refused;
     let links: Vec<Rank> = acceptor.links.iter().map(|link| link.0).collect();
     for SimulatedDialer { kind, rank, cut, outcome, connection, .. } in &dialers {
         let case = format!("seed {seed}: {kind:?} {rank}, {cut:?}: {outcome:?}; {links:?}");

@@ -127,7 +127,7 @@ impl SimCall {
             group: self.group as u32 | group_bit,
             contract,
             timeout,
-            spent: Duration::ZERO,
+            began: None,
             site: Location::caller().into(),
             mode: if self.count.is_multiple_of(2) { SendMode::Standard } else { SendMode::Synchronous },
         }

@@ -27,14 +27,9 @@ impl Identity {
 pub enum DialProgress {
     /// The peer's machine has not accepted the connection yet.
     Connecting,
-    /// The handshake is in progress.
     Pending,
     /// The peer has accepted the connection.
     Ready,
-    /// The peer closed the connection before the handshake was complete.
-    Closed(io::Error),
-    /// The connection or the handshake failed.
-    Failed(DialError),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +37,9 @@ pub enum DialError {
     /// The network failed, or the other end refused the connection.
     #[error("{0}")]
     Io(#[from] io::Error),
+    /// The other end closed the connection before the handshake was complete.
+    #[error("{0}")]
+    Closed(io::Error),
     /// The other end is not the expected process.
     #[error("{0}")]
     Handshake(#[from] HandshakeError),
@@ -68,22 +66,18 @@ impl DialedStream for TcpStream {
 
 impl Dialer {
     /// Sends and receives as much of the handshake as is possible without blocking.
-    pub(crate) fn advance(&mut self, stream: &mut impl DialedStream) -> DialProgress {
-        match stream.is_established() {
-            Ok(true) => {}
-            Ok(false) => return DialProgress::Connecting,
-            Err(error) => return DialProgress::Failed(error.into()),
+    pub(crate) fn advance(&mut self, stream: &mut impl DialedStream) -> Result<DialProgress, DialError> {
+        if !stream.is_established()? {
+            return Ok(DialProgress::Connecting);
         }
         match advance_handshake(stream, self) {
-            Ok(true) => DialProgress::Ready,
-            Ok(false) => DialProgress::Pending,
-            Err(DialError::Io(error)) if is_closed_by_peer(&error) => DialProgress::Closed(error),
-            Err(error) => DialProgress::Failed(error),
+            Ok(is_complete) => Ok(if is_complete { DialProgress::Ready } else { DialProgress::Pending }),
+            Err(DialError::Io(error)) if is_closed_by_peer(&error) => Err(DialError::Closed(error)),
+            Err(error) => Err(error),
         }
     }
 }
 
-/// Returns whether the error means that the other end has closed the connection.
 fn is_closed_by_peer(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)

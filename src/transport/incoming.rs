@@ -4,8 +4,6 @@
 //! job continues. The owner takes a connection with [`IncomingConnections::take`]. It then accepts the connection with
 //! [`AcceptedConnection::confirm`], or closes it because it prefers another connection to the same peer.
 //!
-//! A connection of an isolated group is refused unless the owner expects it, so only a limited number waits for the owner.
-//!
 //! This module opens no sockets and reads no clock, so the simulation runs it with simulated connections.
 
 use std::cmp::Reverse;
@@ -42,7 +40,6 @@ pub struct AcceptedConnection<S = TcpStream> {
     /// The connection, which is registered under `token`.
     pub stream: S,
     pub token: Token,
-    /// Which rank dialed, and for which purpose.
     pub introduction: Introduction,
     /// The last message of the handshake, for which the dialer waits; empty if it has been sent.
     verdict: Vec<u8>,
@@ -73,23 +70,20 @@ type LateReplyFunction = Box<dyn Fn(Rank) -> Vec<u8> + Send>;
 
 /// The connections whose handshake is in progress, and the accepted connections that the owner has not taken yet.
 pub struct IncomingConnections<S> {
-    identity: Identity,
+    pub identity: Identity,
     pending: BTreeMap<Token, IncomingHandshake<S>>,
     accepted: VecDeque<AcceptedConnection<S>>,
     /// The connections of isolated groups that other ranks may open, each once.
     expected: BTreeSet<ExpectedConnection>,
-    /// The time of the last call of [`IncomingConnections::expire`].
     expired_at: Duration,
     pub(super) log: RefusalLog,
     /// Descriptions of the first refused processes that claim to belong to a job, at most [`REFUSED_RANKS_MAX`].
-    refused: Vec<String>,
+    pub refused: Vec<String>,
     late_reply: Option<LateReplyFunction>,
-    /// The connections on which the reply to a late rank has been sent.
     replied: VecDeque<S>,
 }
 
 impl<S: Read + Write> IncomingConnections<S> {
-    /// Creates the state without connections. The handshakes use the secret, the job and the rank in `identity`.
     pub fn new(identity: Identity) -> Self {
         Self {
             identity,
@@ -102,10 +96,6 @@ impl<S: Read + Write> IncomingConnections<S> {
             late_reply: None,
             replied: VecDeque::new(),
         }
-    }
-
-    pub fn identity(&self) -> &Identity {
-        &self.identity
     }
 
     /// Adds a connection, and begins its handshake. A later connection has a higher token. `nonce` must be random.
@@ -147,11 +137,6 @@ impl<S: Read + Write> IncomingConnections<S> {
     pub fn take_isolated_links(&mut self, group: u64) -> Vec<AcceptedConnection<S>> {
         self.expected.retain(|&(expected, ..)| expected != group);
         std::iter::from_fn(|| self.take(ConnectionPurpose::IsolatedLink(group))).collect()
-    }
-
-    /// Returns descriptions of the first refused processes, because they belong to another job or have different options.
-    pub fn refused_ranks(&self) -> &[String] {
-        &self.refused
     }
 
     /// From now on, sends the bytes that `reply(rank)` returns to each rank that connects to the rendezvous, and to those ranks

@@ -3,20 +3,18 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
 use std::time::Duration;
 
 use mio::net::{TcpListener, TcpStream};
-use mio::{Interest, Registry, Token, Waker};
+use mio::{Interest, Registry, Token};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::handshake::Identity;
 use super::incoming::{IncomingConnections, PENDING_HANDSHAKES_MAX};
 use super::poller::{Event, FIRST_TOKEN, Poller};
 
-/// The maximum number of connections that one call of [`Listener::serve`] accepts, so that it also serves its other
-/// connections. The limit is lower than [`PENDING_HANDSHAKES_MAX`], so that a new connection stays open until its first message
-/// has been read.
+/// The maximum number of connections that one call of [`Listener::serve`] accepts, so that it also serves the others. It is below
+/// [`PENDING_HANDSHAKES_MAX`], so that a new connection stays open until its first message has been read.
 const ACCEPTS_PER_SERVE_MAX: usize = 64;
 const _: () = assert!(ACCEPTS_PER_SERVE_MAX * 2 <= PENDING_HANDSHAKES_MAX);
 /// The pause after a failed attempt to accept a connection, for example because there was no free file descriptor.
@@ -26,8 +24,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 const ACCEPT_BACKLOG: i32 = 4096;
 const LISTENER: Token = Token(0);
 
-/// Listens on `address`. `set_options` sets the options of the socket. Returns an error if the operating system refuses the
-/// address or an option.
+/// Listens on `address`, with the options that `set_options` sets. Returns an error if the system refuses one of them.
 pub fn listen(
     address: SocketAddr,
     set_options: impl FnOnce(&Socket) -> io::Result<()>,
@@ -43,14 +40,14 @@ pub fn listen(
 
 /// The listening socket, the incoming handshakes, and an event queue, also for the sockets of the owner.
 pub struct Listener {
-    /// The event queue; `None` after the owner has taken it.
-    poller: Option<Poller>,
-    registry: Registry,
+    /// The event queue; `None` if the owner has taken it, to wait on it instead of calling [`Listener::wait`].
+    pub poller: Option<Poller>,
+    /// The registry in which the owner registers its sockets, with tokens from [`Listener::new_token`].
+    pub registry: Registry,
     /// `None` if no process can connect.
     socket: Option<TcpListener>,
     /// Whether there may be connections in the kernel, which reports each of them only once.
     may_have_waiting: bool,
-    /// The earliest time of the next attempt to accept a connection.
     accept_at: Duration,
     next_token: usize,
     /// The accepted connections. The owner of the listener takes them from here.
@@ -97,41 +94,19 @@ impl Listener {
         self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?.local_addr()
     }
 
-    /// Returns the registry in which the owner registers its sockets, with tokens from [`Listener::new_token`].
-    pub fn registry(&self) -> &Registry {
-        &self.registry
-    }
-
     pub fn new_token(&mut self) -> Token {
         self.next_token += 1;
         Token(self.next_token)
     }
 
-    /// Removes and returns the event queue, for an owner that waits on the queue itself instead of calling [`Listener::wait`].
-    pub fn take_poller(&mut self) -> Option<Poller> {
-        self.poller.take()
-    }
-
-    /// Returns the waker, with which another thread ends [`Listener::wait`]; `None` after [`Listener::take_poller`].
-    pub fn waker(&self) -> Option<Arc<Waker>> {
-        self.poller.as_ref().map(Poller::waker)
-    }
-
-    /// Waits for events, at most until the time `until`. Handles the events of the listener's sockets, and appends
-    /// all other events to `other_events`. Returns an error if the system call fails, or the event queue has been taken.
-    pub fn wait(
-        &mut self,
-        now: Duration,
-        until: Option<Duration>,
-        other_events: &mut Vec<Event>,
-    ) -> io::Result<()> {
+    /// Waits for events, at most until the time `until`. Handles the events of the listener's sockets, and returns all other
+    /// events. Returns an error if the system call fails, or the event queue has been taken.
+    pub fn wait(&mut self, now: Duration, until: Option<Duration>) -> io::Result<Vec<Event>> {
         let until = until.into_iter().chain(self.next_deadline()).min();
         let poller = self.poller.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-        let first_new = other_events.len();
-        poller.wait(until.map(|until| until.saturating_sub(now)), other_events)?;
-        let events = other_events.split_off(first_new);
-        self.serve(now, events, other_events);
-        Ok(())
+        let mut events = Vec::new();
+        poller.wait(until.map(|until| until.saturating_sub(now)), &mut events)?;
+        Ok(self.serve(now, events))
     }
 
     /// Returns the time at which [`Listener::serve`] must be called again, even if there is no event.
@@ -140,13 +115,9 @@ impl Listener {
         self.incoming.next_deadline().into_iter().chain(accept).min()
     }
 
-    /// Handles the events of the listener's sockets, and appends all other events to `other_events`.
-    pub fn serve(
-        &mut self,
-        now: Duration,
-        events: impl IntoIterator<Item = Event>,
-        other_events: &mut Vec<Event>,
-    ) {
+    /// Handles the events of the listener's sockets, and returns all other events.
+    pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>) -> Vec<Event> {
+        let mut other_events = Vec::new();
         for event in events {
             if event.token == LISTENER {
                 self.may_have_waiting = true;
@@ -158,6 +129,7 @@ impl Listener {
         }
         self.incoming.expire(now);
         self.accept(now);
+        other_events
     }
 
     fn accept(&mut self, now: Duration) {

@@ -1,11 +1,9 @@
 //! Links to the ranks of this host, whose bytes go through queues in shared memory.
 //!
 //! Every link begins on its socket. Each direction changes over to a queue on its own, even in the middle of a frame: the first
-//! entry of the queue says how many bytes of the link the sender has sent over the socket. The receiver reads so many bytes
-//! from the socket, and all further bytes from the queue.
-//!
-//! After the change-over, the socket carries only bytes that wake the receiver ([`QueueSignals`]), which drops them, and its
-//! end. That is the end of the link, after all entries of the queue have been read: the entries may contain the reason.
+//! entry of the queue says how many bytes of the link the sender has sent over the socket. Afterwards the socket carries only
+//! bytes that wake the receiver ([`QueueSignals`]), which drops them, and its end. That is the end of the link, after all
+//! entries of the queue have been read: the entries may contain the reason.
 
 mod message;
 mod messages;

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use mio::{Events, Poll, Registry, Token, Waker};
 
-/// The maximum number of events that one call of [`Poller::wait`] returns.
 const EVENTS_MAX: usize = 256;
 /// The longest wait, because the kernel counts the milliseconds of a timeout in 31 bits.
 const TIMEOUT_MAX: Duration = Duration::from_hours(24);
@@ -17,7 +16,6 @@ pub(crate) const FIRST_TOKEN: usize = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
-    /// The token with which the socket was registered.
     pub token: Token,
     /// The socket may be readable, or has been closed.
     pub is_readable: bool,
@@ -29,7 +27,8 @@ pub struct Event {
 pub struct Poller {
     poll: Poll,
     events: Events,
-    waker: Arc<Waker>,
+    /// Ends a wait of another thread.
+    pub waker: Arc<Waker>,
 }
 
 impl Poller {
@@ -44,11 +43,6 @@ impl Poller {
     /// operating system cannot duplicate the file descriptor of the queue.
     pub fn registry(&self) -> io::Result<Registry> {
         self.poll.registry().try_clone()
-    }
-
-    /// Returns the waker with which another thread ends a wait.
-    pub fn waker(&self) -> Arc<Waker> {
-        Arc::clone(&self.waker)
     }
 
     /// Waits for events, but not longer than `timeout`, and appends the events to `events`. A signal ends the wait

@@ -13,11 +13,8 @@ const LINES_PER_INTERVAL_MAX: u32 = 10;
 /// Logs the first lines of each interval. At the end of the interval, logs how many lines were not logged.
 #[derive(Default)]
 pub(super) struct RefusalLog {
-    /// The time at which the current interval began.
     interval_start: Duration,
-    /// The number of lines logged in the interval.
     lines: u32,
-    /// The number of lines counted but not logged in the interval.
     suppressed: u64,
 }
 

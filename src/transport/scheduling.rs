@@ -7,15 +7,12 @@ const TIME_SLICE_NS: u64 = 100_000;
 const THIS_THREAD: libc::pid_t = 0;
 const NO_FLAGS: libc::c_uint = 0;
 
-/// Asks the scheduler to give the calling thread short time slices. Returns the operating system's error if it refuses; then
-/// the thread continues with its previous time slices.
-///
-/// Otherwise a thread that moves bytes would wait until the long slices of computing threads on the same processor end, and the
-/// peers of this rank would wait too. Short slices do not change its share of the processor.
+/// Asks the scheduler to give the calling thread short time slices, which do not change its share of the processor. Otherwise a
+/// thread that moves bytes would wait until the long slices of computing threads end, and the peers of this rank would wait too.
 ///
 /// Linux 6.12 and later gives a `SCHED_OTHER` thread slices of the requested length; see sched(7). Earlier versions ignore the
-/// request. For other scheduling policies, this function does nothing. Theory: Stoica and Abdel-Wahab, "Earliest eligible
-/// virtual deadline first", 1995.
+/// request. For other policies, this function does nothing. Returns the operating system's error if it refuses. Theory: Stoica
+/// and Abdel-Wahab, "Earliest eligible virtual deadline first", 1995.
 pub(crate) fn request_short_slices() -> io::Result<()> {
     let mut attributes = read_attributes()?;
     if attributes.sched_policy != libc::SCHED_OTHER as u32 {

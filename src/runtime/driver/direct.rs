@@ -80,7 +80,7 @@ impl Driver {
         }
     }
 
-    /// Receives a message without an operation, or returns `None`. Adds the time for which it has waited to the request.
+    /// Receives a message without an operation, or returns `None`. If it has waited, the request says since when.
     fn try_receive_directly(
         &self,
         request: &mut OperationRequest,
@@ -129,7 +129,7 @@ impl Driver {
             });
             core = self.shared.lock();
             if !has_arrived {
-                request.spent += self.shared.shm_spin_time;
+                request.began = Some(self.shared.now().saturating_sub(self.shared.shm_spin_time));
                 if has_begun {
                     core.link_driver.interrupt_receive(source, bytes);
                 }

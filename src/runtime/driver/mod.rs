@@ -71,9 +71,10 @@ impl Driver {
         ranks_per_processor: u32,
         interrupt: Option<Interrupt>,
     ) -> io::Result<Self> {
-        let poller = core.link_driver.transport.sockets.take_poller().ok_or(io::ErrorKind::NotConnected)?;
+        let poller =
+            core.link_driver.transport.sockets.listener.poller.take().ok_or(io::ErrorKind::NotConnected)?;
         let shared = Arc::new(DriverShared {
-            waker: poller.waker(),
+            waker: Arc::clone(&poller.waker),
             meter: core.link_driver.operations.meter.clone(),
             has_failed: Arc::clone(&core.has_failed),
             shm_counters: Arc::clone(&core.shm_counters),

@@ -63,9 +63,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let (whole, parts) = memory.into_parts(&ranges);
         let staged = StagedCollective {
             whole,
-            request,
+            request: request.begun(now),
             number,
-            began: now,
             kernels,
             encoding,
             starts,
@@ -107,7 +106,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             return Ok(());
         };
         // All stages share the timeout of the whole collective.
-        let request = OperationRequest { spent: now.saturating_sub(staged.began), ..staged.request };
+        let request = staged.request;
         let id = match stage {
             PendingStage::OnHost(task) => self.begin_shm_task(now, request, ShmTask { memory, ..*task })?,
             PendingStage::OverLinks(schedule) => {
@@ -146,7 +145,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         kernels: Option<Kernels>,
     ) -> Result<(), Failure> {
         let Some(staged) = self.staged_collectives.get(&block.0) else { return Ok(()) };
-        let request = OperationRequest { group, spent: now.saturating_sub(staged.began), ..staged.request };
+        let request = OperationRequest { group, ..staged.request };
         let number = OperationKey::block_number(staged.number, block.1);
         let id = self.link_driver.begin(now, request, number, schedule, (memory, kernels))?;
         self.stage_of.insert(id, block);

@@ -92,7 +92,6 @@ pub(super) struct StagedCollective {
     pub(super) whole: SplitBuffer,
     pub(super) request: OperationRequest,
     pub(super) number: u64,
-    pub(super) began: Timestamp,
     pub(super) kernels: Option<Kernels>,
     /// How the ranks encode elements; `None` if no stage encodes.
     pub(super) encoding: Option<Encoding>,

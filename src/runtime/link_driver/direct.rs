@@ -38,11 +38,11 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
             return false;
         }
         let Some(link) = links.get_mut(to).filter(is_between_frames) else { return false };
-        let Some(send) = engine.begin_direct_send(to, payload.len()) else { return false };
+        let Some(sequence) = engine.next_direct_send(to, payload.len()) else { return false };
         let message = LocalMessage {
             group: request.group,
             tag: request.contract.layout,
-            sequence: send.sequence(),
+            sequence,
             dtype: request.contract.dtype,
             bytes: payload.len(),
         };
@@ -52,7 +52,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         operations.meter.end_transfer(ProfilePart::Send, &mut started, to, sent_bytes);
         if is_sent {
             link.counters.bytes_sent += (HEADER_BYTES + payload.len()) as u64;
-            send.complete(request.site);
+            engine.record_direct_send(to, payload.len(), request.site);
         }
         is_sent
     }

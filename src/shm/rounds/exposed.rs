@@ -9,8 +9,7 @@ use super::layout::{EXPOSED_PLACE, Header};
 use super::registry::{BUFFER_REF_BYTES, BufferRef, ExposedParts};
 
 impl<M: RoundsMemory> ShmRounds<M> {
-    /// Posts the round with the location of exposed elements instead of a payload. Do not call
-    /// [`ShmRounds::write_payload`] for this round.
+    /// Posts the location of exposed elements instead of a payload. Do not call [`ShmRounds::write_payload`] for this round.
     pub fn post_exposed(&mut self, round: u64, header: &Header, buffer_ref: BufferRef) {
         let words = [buffer_ref.buffer, buffer_ref.offset].map(u64::to_le_bytes);
         self.write_payload(round, BUFFER_REF_BYTES, (0, words.as_flattened()));
@@ -126,24 +125,20 @@ mod tests {
 
     #[test]
     fn an_invalid_location_is_an_error() {
-        let buffer_ref = |buffer, offset| BufferRef { buffer, offset };
-        for (buffer_ref, expected) in [
-            (buffer_ref(0, 896), Ok(true)),
-            (buffer_ref(1, 0), Err("it posted a location in a buffer that this rank does not know")),
-            (buffer_ref(u64::MAX, 0), Err("it posted a location in a buffer that this rank does not know")),
-            (buffer_ref(0, 904), Err("it posted a location that does not end inside its buffer")),
-            (buffer_ref(0, 1000), Err("it posted a location that does not end inside its buffer")),
-            (buffer_ref(0, u64::MAX - 7), Err("it posted a location that does not end inside its buffer")),
-            (
-                buffer_ref(0, 4),
-                Err("it posted a location whose offset is not a multiple of the element size"),
-            ),
+        for (buffer, offset, expected) in [
+            (0, 896, Ok(true)),
+            (1, 0, Err("it posted a location in a buffer that this rank does not know")),
+            (u64::MAX, 0, Err("it posted a location in a buffer that this rank does not know")),
+            (0, 904, Err("it posted a location that does not end inside its buffer")),
+            (0, 1000, Err("it posted a location that does not end inside its buffer")),
+            (0, u64::MAX - 7, Err("it posted a location that does not end inside its buffer")),
+            (0, 4, Err("it posted a location whose offset is not a multiple of the element size")),
         ] {
             let mut ranks = ranks(1000);
-            ranks[1].0.post_exposed(1, &HEADER, buffer_ref);
+            ranks[1].0.post_exposed(1, &HEADER, BufferRef { buffer, offset });
             ranks[0].0.post(1, &HEADER);
             let found = ranks[0].0.read_exposed_locations(1, 104, 8);
-            assert_eq!(found, expected.map_err(|what| (1, what)), "{buffer_ref:?}");
+            assert_eq!(found, expected.map_err(|what| (1, what)), "{buffer} {offset}");
         }
     }
 

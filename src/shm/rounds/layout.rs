@@ -1,11 +1,8 @@
 //! Where the headers and payloads of the ranks are in the memory of [rounds](super). The headers of a rank are in a few pages: a
 //! short collective takes less time than a look for some pages in the second level of a processor's TLB.
 
-use crate::shm::memory::WORD_BYTES;
+use crate::shm::memory::{UNIT_BYTES, WORD_BYTES};
 
-/// The unit of the memory layout in bytes: two adjacent cache lines, which some processors fetch together. Two ranks do not share
-/// a unit by accident.
-pub(super) const CACHE_LINE_PAIR_BYTES: usize = 128;
 /// How many rounds a rank may be ahead of the others, if its payloads follow their headers.
 pub const LEAD_MAX: u64 = 32;
 /// How many rounds a rank may be ahead of the others, if its payloads are in cells.
@@ -18,7 +15,7 @@ pub(super) const HEADERS: u64 = 2 * LEAD_MAX;
 pub(super) const HEADER_STEP: u64 = 37;
 /// The maximum length in bytes of a payload that directly follows its header. A payload of up to 16 bytes is in the same cache
 /// line as its header.
-pub(super) const INLINE_PAYLOAD_BYTES_MAX: usize = CACHE_LINE_PAIR_BYTES - POST_HEADER_BYTES;
+pub(super) const INLINE_PAYLOAD_BYTES_MAX: usize = UNIT_BYTES - POST_HEADER_BYTES;
 /// The length in bytes of a cell, which contains one payload.
 pub const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
 /// The number of cells of a rank. More than [`SHORT_LEAD_MAX`] are necessary, because the others may still read the oldest of
@@ -53,10 +50,9 @@ pub struct RoundsSize {
 }
 
 impl RoundsSize {
-    /// Returns the size of the shared memory in bytes. Panics if the size does not fit into a `usize` and the build checks for
-    /// overflow.
+    /// Returns the size of the memory in bytes. Panics if it does not fit into a `usize` and the build checks for overflow.
     pub const fn bytes(self) -> usize {
-        CACHE_LINE_PAIR_BYTES + self.ranks * self.bytes_per_rank()
+        UNIT_BYTES + self.ranks * self.bytes_per_rank()
     }
 
     pub(super) const fn bytes_per_rank(self) -> usize {
@@ -71,9 +67,8 @@ impl RoundsSize {
 /// The length in bytes of a post header: the stamp, with the number of the round and, in the lowest [`PLACE_BITS`] bits, the
 /// place of the payload; and then the words of [`Header`].
 pub(super) const POST_HEADER_BYTES: usize = (1 + HEADER_WORDS) * WORD_BYTES;
-/// Where the cells and the ring buffer begin in the memory of a rank. The headers follow the sleep flag. Each has one unit of
-/// memory.
-pub(super) const CELLS_OFFSET: usize = (1 + HEADERS as usize) * CACHE_LINE_PAIR_BYTES;
+/// Where the cells and the ring buffer begin in the memory of a rank, after the sleep flag and the headers, one unit for each.
+pub(super) const CELLS_OFFSET: usize = (1 + HEADERS as usize) * UNIT_BYTES;
 pub(super) const RING_BUFFER_OFFSET: usize = CELLS_OFFSET + SHORT_CELLS as usize * SHORT_PAYLOAD_BYTES_MAX;
 
 /// The payload that this rank posts next.
@@ -84,15 +79,13 @@ pub(super) struct NextPost {
     /// The place of the payload: 0 means directly after the header, and n at the nth unit of the ring buffer. [`CELL_PLACE`] and
     /// [`EXPOSED_PLACE`] have other meanings.
     pub(super) place: usize,
-    /// The length of the payload in bytes.
     pub(super) length: usize,
     /// The offset in bytes at which the next long payload begins in the ring buffer.
     cursor: usize,
 }
 
 impl NextPost {
-    /// Reserves memory for a payload. The payload does not overlap the payload of the round before, which other ranks may
-    /// still read.
+    /// Reserves memory for a payload that does not overlap the payload of the round before, which other ranks may still read.
     pub(super) fn reserve(&mut self, round: u64, bytes: usize, size: RoundsSize) {
         self.place = if bytes > INLINE_PAYLOAD_BYTES_MAX { CELL_PLACE } else { 0 };
         if bytes > SHORT_PAYLOAD_BYTES_MAX {
@@ -100,7 +93,7 @@ impl NextPost {
             let separate = 2 * in_units(bytes) + in_units(self.length);
             let end_max = separate.max(USED_BYTES_OF_ALL_RANKS / size.ranks).min(size.ring_buffer_bytes());
             let start = if self.cursor + bytes > end_max { 0 } else { self.cursor };
-            self.place = start / CACHE_LINE_PAIR_BYTES + 1;
+            self.place = start / UNIT_BYTES + 1;
             self.cursor = in_units(start + bytes);
         }
         (self.round, self.length) = (round, bytes);
@@ -108,5 +101,5 @@ impl NextPost {
 }
 
 const fn in_units(bytes: usize) -> usize {
-    bytes.next_multiple_of(CACHE_LINE_PAIR_BYTES)
+    bytes.next_multiple_of(UNIT_BYTES)
 }

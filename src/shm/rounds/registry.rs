@@ -3,17 +3,13 @@
 //! write the part in place, until each rank has posted that it is done.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Weak;
-
-use rustix::param::page_size;
 
 use super::super::buffer::{ExposedBuffer, RemoteBuffer};
 use super::super::segment::SparePages;
 
 /// The maximum number of registered buffers that a rank of a group may have at a time.
 pub const BUFFERS_MAX: usize = 1024;
-/// The length of an encoded [`BufferRef`] in bytes.
 pub(super) const BUFFER_REF_BYTES: usize = 2 * size_of::<u64>();
 
 /// The location of elements in a registered buffer.
@@ -32,8 +28,7 @@ pub struct BufferRegistry {
     count: u64,
     /// This rank's own buffers, by the address of their first element.
     own: BTreeMap<usize, OwnBuffer>,
-    /// The buffers of the other ranks, by the number of the buffer and then by rank. A buffer stays mapped until its owner
-    /// withdraws it.
+    /// The buffers of the other ranks, by number and then by rank. A buffer stays mapped until its owner withdraws it.
     pub(super) others: BTreeMap<u64, Vec<Option<RemoteBuffer>>>,
     pub(super) exposed_parts: ExposedParts,
 }
@@ -41,8 +36,6 @@ pub struct BufferRegistry {
 struct OwnBuffer {
     number: u64,
     length: usize,
-    mapping_start: usize,
-    /// The pages that replace the buffer's pages after a failure.
     spare: Option<SparePages>,
     /// Can be upgraded while the buffer is mapped.
     alive: Weak<()>,
@@ -52,7 +45,6 @@ struct OwnBuffer {
 #[derive(Default)]
 pub(super) struct ExposedParts {
     pub(super) round: u64,
-    /// The length of each part in bytes.
     pub(super) part_bytes: usize,
     /// The location of the part of each rank, by rank; `None` for a rank that has exposed nothing.
     pub(super) locations: Vec<Option<BufferRef>>,
@@ -80,8 +72,8 @@ impl BufferRegistry {
         let number = self.count;
         self.count += 1;
         self.others.insert(number, buffers);
-        let (mapping_start, spare, bytes) = (own.mapping_start(), own.spare_pages.take(), own.bytes());
-        let own_buffer = OwnBuffer { number, length: bytes.len(), mapping_start, spare, alive };
+        let (spare, bytes) = (own.spare_pages.take(), own.bytes());
+        let own_buffer = OwnBuffer { number, length: bytes.len(), spare, alive };
         self.own.insert(bytes.as_ptr().addr(), own_buffer);
     }
 
@@ -100,8 +92,7 @@ impl BufferRegistry {
         });
     }
 
-    /// Returns the location of `bytes`, if they are inside one of this rank's registered buffers and their offset is a
-    /// multiple of `element_bytes`.
+    /// Returns the location of `bytes`, if a buffer of this rank has them at an offset that is a multiple of `element_bytes`.
     pub fn find_buffer_ref(&self, bytes: &[u8], element_bytes: usize) -> Option<BufferRef> {
         let (first, own) = self.own_buffer_at(bytes)?;
         let offset = bytes.as_ptr().addr() - first;
@@ -120,10 +111,8 @@ impl BufferRegistry {
     /// the shared pages after a failure. Meanwhile, other threads of this process may use the other bytes of these pages.
     pub fn stop_exposing(&mut self, bytes: &[u8]) {
         let Some((first, _)) = self.own_buffer_at(bytes) else { return };
-        let Some(own) = self.own.get_mut(&first) else { return };
-        let pages = own.pages_of(bytes);
-        let replaced = own.spare.as_mut().map_or(Ok(()), |spare| spare.replace(own.mapping_start, &pages));
-        if let Err(error) = replaced {
+        let spare = self.own.get_mut(&first).and_then(|own| own.spare.as_mut());
+        if let Some(Err(error)) = spare.map(|spare| spare.replace(bytes)) {
             log::warn!("a buffer stays shared after its operation failed: {error}");
         }
     }
@@ -132,8 +121,7 @@ impl BufferRegistry {
         self.others.get(&buffer)?.get(rank)?.as_ref()
     }
 
-    /// Checks that `bytes` bytes are inside a buffer of `rank` at the location, and that the offset of the location is a multiple
-    /// of `element_bytes`. An error says what is wrong.
+    /// Checks that `bytes` bytes are inside a buffer of `rank` at the location, whose offset is a multiple of `element_bytes`.
     pub(super) fn check_location(
         &self,
         rank: usize,
@@ -151,13 +139,5 @@ impl BufferRegistry {
             return Err("it posted a location whose offset is not a multiple of the element size");
         }
         Ok(())
-    }
-}
-
-impl OwnBuffer {
-    /// Returns the pages that contain any of `bytes`, as a range of byte offsets in the mapping.
-    fn pages_of(&self, bytes: &[u8]) -> Range<usize> {
-        let (page, start) = (page_size(), bytes.as_ptr().addr() - self.mapping_start);
-        start - start % page..(start + bytes.len()).next_multiple_of(page)
     }
 }

@@ -1,18 +1,13 @@
 use super::layout::USED_BYTES_OF_ALL_RANKS;
 use super::*;
 
-/// Returns one [`ShmRounds`] for each rank, all on the same memory.
-fn all_ranks(size: RoundsSize) -> Vec<ShmRounds> {
-    let segments = Segment::for_tests(size.bytes(), size.ranks).into_iter();
-    segments.enumerate().map(|(rank, segment)| ShmRounds::new(Arc::new(segment), size, rank)).collect()
-}
-
 #[test]
 #[should_panic(expected = "another rank may read this memory")]
 fn writing_memory_that_another_rank_may_read_panics() {
-    let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 128 });
-    all_ranks[0].post(1, &[0; HEADER_WORDS]);
-    all_ranks[0].write_payload(1 + LEAD_MAX, 1, (0, &[7]));
+    let size = RoundsSize { ranks: 2, slot_bytes: 128 };
+    let mut rounds = ShmRounds::new(Arc::new(Segment::for_tests(size.bytes(), 1).remove(0)), size, 0);
+    rounds.post(1, &[0; HEADER_WORDS]);
+    rounds.write_payload(1 + LEAD_MAX, 1, (0, &[7]));
 }
 
 #[test]
@@ -23,7 +18,7 @@ fn a_payload_does_not_overlap_the_payload_before_and_many_ranks_use_little_memor
         let mut next = NextPost::default();
         let mut reserve = |round, bytes| {
             next.reserve(round, bytes, size);
-            let start = next.place.checked_sub(1)? * CACHE_LINE_PAIR_BYTES;
+            let start = next.place.checked_sub(1)? * UNIT_BYTES;
             (start + bytes <= size.ring_buffer_bytes()).then_some(start..start + bytes)
         };
         // A long payload, then short and long ones in an irregular order, and then only payloads of 16 KiB.
@@ -34,16 +29,10 @@ fn a_payload_does_not_overlap_the_payload_before_and_many_ranks_use_little_memor
             let limit = [slot_bytes, 20_000, 5000][(random >> 40) % 3];
             let bytes = if round < 4000 { (random >> 33) % (limit + 1) } else { 16 << 10 };
             let reserved = reserve(round, bytes);
-            assert_eq!(
-                reserved.is_some(),
-                bytes > SHORT_PAYLOAD_BYTES_MAX,
-                "a payload must be in the ring buffer"
-            );
+            assert_eq!(reserved.is_some(), bytes > SHORT_PAYLOAD_BYTES_MAX, "it must be in the ring buffer");
             if let (Some(before), Some(reserved)) = (&before, &reserved) {
-                assert!(
-                    before.end <= reserved.start || reserved.end <= before.start,
-                    "{before:?} {reserved:?}"
-                );
+                let is_separate = before.end <= reserved.start || reserved.end <= before.start;
+                assert!(is_separate, "{before:?} {reserved:?}");
             }
             before = reserved;
             let used_max = USED_BYTES_OF_ALL_RANKS / ranks;

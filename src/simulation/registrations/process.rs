@@ -245,11 +245,9 @@ impl<'a> RegisteringProcess<'a> {
         let Behaviour::Other(Some((socket, handshake, bytes))) = &mut self.behaviour else { return };
         if let Some(progress) = handshake.as_mut().map(|handshake| handshake.advance(socket)) {
             match progress {
-                DialProgress::Connecting | DialProgress::Pending => return,
-                DialProgress::Ready => *handshake = None,
-                DialProgress::Closed(_) | DialProgress::Failed(_) => {
-                    return self.finish(now, ProcessEnd::Died);
-                }
+                Ok(DialProgress::Connecting | DialProgress::Pending) => return,
+                Ok(DialProgress::Ready) => *handshake = None,
+                Err(_) => return self.finish(now, ProcessEnd::Died),
             }
         }
         while !bytes.is_empty() {

@@ -5,14 +5,13 @@ use std::time::Duration;
 use mio::Token;
 use mio::net::TcpStream;
 
-use crate::transport::handshake::DialProgress;
+use crate::transport::handshake::{DialError, DialProgress};
 use crate::transport::incoming::HANDSHAKE_TIMEOUT;
 use crate::types::Rank;
 use crate::wire::cause::NO_ANSWER_TEXT;
 use crate::wire::handshake::{Dialer, StreamId};
 
-/// The time within which a peer's machine must accept a TCP connection. The peer completes the handshake when it next calls the
-/// library, which may be much later.
+/// The time within which a peer's machine must accept a TCP connection. The handshake may be complete much later.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct Dial {
@@ -22,7 +21,6 @@ pub(super) struct Dial {
     pub(super) stream: TcpStream,
     pub(super) token: Token,
     pub(super) handshake: Dialer,
-    /// The time at which this rank began to open the connection.
     pub(super) began: Duration,
     /// The time by which the peer's machine must accept the connection; `None` once it has done so.
     pub(super) deadline: Option<Duration>,
@@ -42,21 +40,23 @@ impl Dial {
     /// Opens the connection as far as possible without blocking. Returns whether the peer has accepted it. If the deadline has
     /// passed, the connection may still have been established while this rank was outside the library.
     pub(super) fn advance(&mut self, now: Duration) -> Result<bool, DialFailure> {
-        let (error, was_too_slow) = match self.handshake.advance(&mut self.stream) {
-            DialProgress::Connecting if self.is_late(now) => {
+        match self.handshake.advance(&mut self.stream) {
+            Ok(DialProgress::Connecting) if self.is_late(now) => {
                 let why = format!("{NO_ANSWER_TEXT} {} s", CONNECT_TIMEOUT.as_secs());
-                return Err(DialFailure { why, was_too_slow: false });
+                Err(DialFailure { why, was_too_slow: false })
             }
-            DialProgress::Connecting => return Ok(false),
-            DialProgress::Pending => {
+            Ok(DialProgress::Connecting) => Ok(false),
+            Ok(DialProgress::Pending) => {
                 self.deadline = None;
-                return Ok(false);
+                Ok(false)
             }
-            DialProgress::Ready => return Ok(true),
-            // If this rank made no call to the library for a long time, the peer has closed the connection.
-            DialProgress::Closed(error) => (error.to_string(), now >= self.began + HANDSHAKE_TIMEOUT),
-            DialProgress::Failed(error) => (error.to_string(), false),
-        };
-        Err(DialFailure { why: format!("no connection: {error}"), was_too_slow })
+            Ok(DialProgress::Ready) => Ok(true),
+            Err(error) => {
+                // If this rank made no call to the library for a long time, the peer has closed the connection.
+                let was_too_slow =
+                    matches!(error, DialError::Closed(_)) && now >= self.began + HANDSHAKE_TIMEOUT;
+                Err(DialFailure { why: format!("no connection: {error}"), was_too_slow })
+            }
+        }
     }
 }

@@ -1,7 +1,6 @@
 //! Opens the extra connections of a link: all connections except the first one. The rank that dialed the link opens them once
 //! the first connection is established. A link works without the connections that cannot be opened.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use mio::net::TcpStream;
@@ -14,7 +13,6 @@ use crate::types::Rank;
 use crate::wire::handshake::StreamId;
 
 impl TcpTransport {
-    /// Begins to open the extra connections of a link that this rank has dialed.
     pub(super) fn open_extra_connections(&mut self, now: Duration, peer: Rank) {
         let Some(bundle) = self.bundle_mut(peer) else { return };
         let total = bundle.stream_count();
@@ -76,9 +74,13 @@ impl TcpTransport {
     /// Sends only on the first `count` connections of each link, so that the caller can measure their speed.
     pub fn use_streams(&mut self, count: u8) {
         self.used_streams = count.clamp(1, self.streams);
-        let Self { options, used_streams, .. } = self;
-        for bundle in open_bundles(&mut self.links) {
+        let Self { options, streams, used_streams, links, .. } = self;
+        for link in links.values_mut() {
+            let TcpLink::Open(bundle) = link else { continue };
             bundle.use_streams((*used_streams).into());
+            if *streams == 1 {
+                bundle.use_single_connection();
+            }
             let rate_divisor = bundle.stream_count().min(*used_streams);
             for connection in bundle.connections() {
                 if let Err(error) = options.apply_pacing(connection, rate_divisor) {
@@ -90,15 +92,7 @@ impl TcpTransport {
 
     /// Uses only the first connection of each link. The extra connections are closed once all their data have arrived.
     pub fn use_single_connection(&mut self) {
-        self.use_streams(1);
         self.streams = 1;
-        open_bundles(&mut self.links).for_each(Bundle::use_single_connection);
+        self.use_streams(1);
     }
-}
-
-fn open_bundles(links: &mut BTreeMap<Rank, TcpLink>) -> impl Iterator<Item = &mut Bundle<TcpStream>> {
-    links.values_mut().filter_map(|link| match link {
-        TcpLink::Open(bundle) => Some(&mut **bundle),
-        TcpLink::Opening(_) | TcpLink::Lost(_) => None,
-    })
 }

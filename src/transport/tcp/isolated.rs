@@ -14,13 +14,8 @@ use crate::transport::poller::Event;
 use crate::types::Rank;
 
 impl TcpTransport {
-    pub fn has_port(&self) -> bool {
-        self.listener.has_port()
-    }
-
-    /// Creates the transport of this rank in an isolated group of this job. `rank` is this rank's number in the group. From now
-    /// on, this job's port accepts the connections that the lower ranks of the group open. Returns an error if the operating
-    /// system refuses an event queue.
+    /// Creates the transport of rank `rank` of an isolated group, which is this rank of this job. From now on, this job's port
+    /// accepts the connections of the group's lower ranks. Returns an error if the operating system refuses an event queue.
     pub fn create_isolated(
         &mut self,
         group: IsolatedGroup,
@@ -28,7 +23,7 @@ impl TcpTransport {
         options: SocketOptions,
         streams: u8,
     ) -> io::Result<Self> {
-        let listener = Listener::without_port(self.listener.incoming.identity().clone())?;
+        let listener = Listener::without_port(self.listener.incoming.identity.clone())?;
         let lower = group.members[..rank.index()].iter().copied();
         self.listener.incoming.expect_isolated_links(group.id, lower, streams);
         let addresses = group.members.iter().map(|member| self.addresses[member.index()]).collect();
@@ -43,7 +38,6 @@ impl TcpTransport {
         }
     }
 
-    /// Returns whether no connection is being opened.
     pub fn has_dialed(&self) -> bool {
         self.dials.is_empty()
     }
@@ -57,17 +51,10 @@ impl TcpTransport {
         })
     }
 
-    /// Waits for events of the sockets, at most until the time `until`, and appends them to `events`. Returns an error if the
-    /// system call fails, or the event queue has been taken.
-    pub fn wait_for_events(
-        &mut self,
-        now: Duration,
-        until: Duration,
-        events: &mut Vec<Event>,
-    ) -> io::Result<()> {
-        let dials = self.dials.values().filter_map(|dial| dial.deadline);
-        let until = dials.min().map_or(until, |deadline| deadline.min(until));
-        self.listener.wait(now, Some(until), events)
+    /// Waits for events, at most until the time `until`. Returns an error if the system call fails, or the queue has been taken.
+    pub fn wait_for_events(&mut self, now: Duration, until: Duration) -> io::Result<Vec<Event>> {
+        let until = self.next_deadline().map_or(until, |deadline| deadline.min(until));
+        self.listener.wait(now, Some(until))
     }
 
     /// Adds the connections that the lower ranks of this isolated group have opened to the port of `job`, which from now on
@@ -75,10 +62,10 @@ impl TcpTransport {
     pub fn take_accepted_from(&mut self, job: &mut Self) -> io::Result<()> {
         let Some(group) = self.isolated.clone() else { return Ok(()) };
         for mut accepted in job.listener.incoming.take_isolated_links(group.id) {
-            job.listener.registry().deregister(&mut accepted.stream)?;
+            job.listener.registry.deregister(&mut accepted.stream)?;
             accepted.token = self.listener.new_token();
             let interest = Interest::READABLE | Interest::WRITABLE;
-            self.listener.registry().register(&mut accepted.stream, accepted.token, interest)?;
+            self.listener.registry.register(&mut accepted.stream, accepted.token, interest)?;
             let from = group.members.iter().position(|&member| member == accepted.introduction.from);
             let Some(from) = from else { continue };
             accepted.introduction.from = Rank::new(from as u32);

@@ -21,7 +21,7 @@ fn isolate(job: &mut [TestRank], group: &IsolatedGroup, rank: usize, streams: u8
     let mut transport =
         port.create_isolated(group.clone(), Rank::new(rank as u32), options(), streams).unwrap();
     // The tests wait for events themselves.
-    let poller = transport.take_poller().unwrap();
+    let poller = transport.listener.poller.take().unwrap();
     TestRank { transport, poller }
 }
 
@@ -33,7 +33,7 @@ fn the_links_of_an_isolated_group_arrive_on_the_ports_of_the_job() {
         let group = group_of(members);
         for rank in 0..members.len() {
             let mut isolated = isolate(&mut all, &group, rank, streams);
-            assert!(all[0].transport.has_port() && !isolated.transport.has_port());
+            assert!(all[0].transport.listener.has_port() && !isolated.transport.listener.has_port());
             isolated.transport.dial_higher_ranks(NOW);
             all.push(isolated);
         }
@@ -67,7 +67,7 @@ fn a_link_to_a_rank_that_ends_meanwhile_is_lost() {
         let peer = (!ends_before).then_some(peer);
         ranks[0].transport.dial_higher_ranks(NOW);
         if let Some(peer) = peer {
-            let is_established = |ranks: &[TestRank]| ranks[0].transport.next_deadline().is_none();
+            let is_established = |ranks: &mut [TestRank]| ranks[0].transport.next_deadline().is_none();
             handle_events_until(&mut ranks, &[0], NOW, is_established);
             drop(peer);
         }

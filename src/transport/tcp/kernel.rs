@@ -1,47 +1,46 @@
 //! Socket functions that call the kernel directly, because no Rust library wraps these system calls.
 
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd as _};
 
+use mio::net::TcpStream;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::bundle::{Connection, SendSpace};
 
 // From asm-generic/socket.h. A few architectures have other numbers, and are not supported.
 const SO_MAX_PACING_RATE: libc::c_int = 47;
 const SO_MEMINFO: libc::c_int = 55;
-/// The number of values that `SO_MEMINFO` returns.
 const MEMINFO_VALUE_COUNT: usize = libc::SK_MEMINFO_DROPS as usize + 1;
 
 /// If the last answer of the other host arrived more than this number of milliseconds before the last send, the other
 /// host counts as silent. The kernel sends unacknowledged data again after 200 ms at the earliest.
 const ACK_BEFORE_LAST_SEND_MS_MAX: u32 = 100;
 
-/// The state of a socket's send buffer. `queued` and `free` include the kernel's overhead for the data.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct SendSpace {
-    /// The number of bytes that are not sent or not acknowledged.
-    pub(crate) queued: usize,
-    /// The number of bytes that still fit into the buffer.
-    pub(crate) free: usize,
-}
+impl Connection for TcpStream {
+    fn send_space(&self) -> io::Result<SendSpace> {
+        let mut values = [0u32; MEMINFO_VALUE_COUNT];
+        read_option(self, libc::SOL_SOCKET, SO_MEMINFO, bytemuck::cast_slice_mut(&mut values))?;
+        let value = |index: libc::c_int| values[index as usize] as usize;
+        let queued = value(libc::SK_MEMINFO_WMEM_QUEUED);
+        Ok(SendSpace { queued, free: value(libc::SK_MEMINFO_SNDBUF).saturating_sub(queued) })
+    }
 
-pub(super) fn send_space<S: AsFd>(socket: &S) -> io::Result<SendSpace> {
-    let mut values = [0u32; MEMINFO_VALUE_COUNT];
-    read_option(socket, libc::SOL_SOCKET, SO_MEMINFO, bytemuck::cast_slice_mut(&mut values))?;
-    let value = |index: libc::c_int| values[index as usize] as usize;
-    let queued = value(libc::SK_MEMINFO_WMEM_QUEUED);
-    Ok(SendSpace { queued, free: value(libc::SK_MEMINFO_SNDBUF).saturating_sub(queued) })
+    fn is_writable(&self) -> io::Result<bool> {
+        // If the socket has an error, the next write returns this error.
+        let mut entries = [PollFd::new(self, PollFlags::OUT)];
+        Ok(poll(&mut entries, Some(&Timespec::default()))? > 0)
+    }
+
+    fn close_sending(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
+    }
 }
 
 /// Returns whether the other host has not acknowledged everything that was sent. False if the socket has failed.
-pub(super) fn has_unacknowledged_bytes<S: AsFd>(socket: &S) -> bool {
-    send_space(socket).is_ok_and(|space| space.queued > 0)
-}
-
-/// Returns whether a socket accepts bytes now. After a result of false, an event reports when it does.
-pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {
-    // If the socket has an error, the next write returns this error.
-    let mut entries = [PollFd::new(socket, PollFlags::OUT)];
-    Ok(poll(&mut entries, Some(&Timespec::default()))? > 0)
+pub(super) fn has_unacknowledged_bytes(socket: &TcpStream) -> bool {
+    socket.send_space().is_ok_and(|space| space.queued > 0)
 }
 
 /// Returns whether the kernel has sent data of this socket again, and the other host has not answered since then.

@@ -28,16 +28,14 @@ use mio::{Interest, Token};
 
 pub(crate) use self::bundle::Bundle;
 #[cfg(test)]
-pub(crate) use self::bundle::Connection;
+pub(crate) use self::bundle::{Connection, SendSpace};
 pub use self::dial::CONNECT_TIMEOUT;
 use self::dial::Dial;
-#[cfg(test)]
-pub(crate) use self::kernel::SendSpace;
 pub use self::options::{CongestionControl, PacingRate, SocketOptions};
 pub(crate) use self::simultaneous_open::SimultaneousOpen;
 use super::incoming::AcceptedConnection;
 use super::listener::Listener;
-use super::poller::{Event, Poller};
+use super::poller::Event;
 use super::{SocketTransport, TransferResult};
 use crate::types::Rank;
 use crate::wire::handshake::{ConnectionPurpose, Introduction, StreamId};
@@ -52,11 +50,11 @@ pub struct IsolatedGroup {
 }
 
 pub struct TcpTransport {
-    listener: Listener,
+    pub listener: Listener,
     rank: Rank,
     /// The address on which each rank listens, in rank order.
     addresses: Vec<SocketAddr>,
-    options: SocketOptions,
+    pub options: SocketOptions,
     /// The number of connections with which this rank opens a link.
     streams: u8,
     /// The number of connections of a link on which this rank sends.
@@ -64,7 +62,6 @@ pub struct TcpTransport {
     links: BTreeMap<Rank, TcpLink>,
     /// The peer of each connection of an open link, by the token of the connection.
     peers_by_token: HashMap<Token, Rank>,
-    /// The connections that this rank is opening, by their token.
     dials: BTreeMap<Token, Dial>,
     /// The peers that have opened a link to this rank without a request of this rank.
     incoming_links: VecDeque<Rank>,
@@ -76,7 +73,6 @@ enum TcpLink {
     /// This rank dials the peer, and the peer may dial this rank at the same time.
     Opening(SimultaneousOpen<Token, AcceptedConnection>),
     Open(Box<Bundle<TcpStream>>),
-    /// The link is lost, for this reason.
     Lost(String),
 }
 
@@ -104,20 +100,9 @@ impl TcpTransport {
         }
     }
 
-    pub fn congestion(&self) -> Option<&str> {
-        self.options.congestion()
-    }
-
-    /// Removes and returns the event queue, whose events the caller passes to [`TcpTransport::serve`].
-    pub fn take_poller(&mut self) -> Option<Poller> {
-        self.listener.take_poller()
-    }
-
     /// Handles the events of the sockets, and the deadlines that have passed.
     pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>) {
-        let mut other_events = Vec::new();
-        self.listener.serve(now, events, &mut other_events);
-        for event in other_events {
+        for event in self.listener.serve(now, events) {
             let peer = self.peers_by_token.get(&event.token).copied();
             match peer.and_then(|peer| self.bundle_mut(peer)) {
                 Some(bundle) => bundle.handle_event(event),
@@ -133,8 +118,7 @@ impl TcpTransport {
         }
     }
 
-    /// Returns the file descriptors of all sockets. If a forked child keeps copies of them open, peers do not notice the end of
-    /// this process.
+    /// Returns the file descriptors of all sockets. If a forked child keeps them, peers do not notice the end of this process.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let mut all = self.listener.descriptors();
         all.extend(self.dials.values().map(|dial| dial.stream.as_raw_fd()));
@@ -164,9 +148,9 @@ impl TcpTransport {
         let address = self.addresses.get(peer.index()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let mut stream = self.options.connect(*address, self.rate_divisor(stream_id.total))?;
         let token = self.listener.new_token();
-        self.listener.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
+        self.listener.registry.register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
         let introduction = self.introduce(peer, stream_id);
-        let handshake = self.listener.incoming.identity().dialer(introduction, rand::random());
+        let handshake = self.listener.incoming.identity.dialer(introduction, rand::random());
         let deadline = Some(now + CONNECT_TIMEOUT);
         Ok(Dial { peer, stream_id, stream, token, handshake, began: now, deadline })
     }
@@ -176,7 +160,6 @@ impl TcpTransport {
         stream_count.min(self.used_streams)
     }
 
-    /// Advances the opening of a connection as far as possible without blocking.
     fn advance_dial(&mut self, now: Duration, token: Token) {
         let Some(dial) = self.dials.get_mut(&token) else { return };
         let progress = dial.advance(now);
@@ -194,10 +177,9 @@ impl TcpTransport {
             }
             Err(failure) => failure,
         };
-        let has_peer_dialed = match self.links.get(&peer) {
-            Some(TcpLink::Opening(opening)) => opening.peer_connection().is_some(),
-            _ => false,
-        };
+        let link = self.links.get(&peer);
+        let has_peer_dialed =
+            matches!(link, Some(TcpLink::Opening(opening)) if opening.peer_connection().is_some());
         let may_dial_again = failure.was_too_slow && !has_peer_dialed;
         let again = if may_dial_again { self.dial(now, peer, stream_id) } else { Err(failure.why) };
         match (again, self.links.get_mut(&peer)) {
@@ -211,7 +193,6 @@ impl TcpTransport {
         }
     }
 
-    /// Returns what this rank says about itself when it dials `peer`.
     fn introduce(&self, peer: Rank, stream: StreamId) -> Introduction {
         let (purpose, from, to) = match &self.isolated {
             None => (ConnectionPurpose::Link, self.rank, peer),
@@ -282,7 +263,6 @@ impl TcpTransport {
         self.links.insert(peer, TcpLink::Open(Box::new(bundle)));
     }
 
-    /// Returns the connections of the link to `peer`, if the link is open.
     fn bundle(&self, peer: Rank) -> Option<&Bundle<TcpStream>> {
         match self.links.get(&peer) {
             Some(TcpLink::Open(bundle)) => Some(bundle),

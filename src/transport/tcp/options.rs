@@ -15,9 +15,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use super::kernel::set_pacing;
 use crate::transport::listener;
 
-/// The file in which Linux lists the available congestion controls.
 const AVAILABLE_CONTROLS_FILE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
-/// The error code of a non-blocking `connect` that is still in progress.
 const CONNECT_IN_PROGRESS: i32 = Errno::INPROGRESS.raw_os_error();
 /// The time without data after which the kernel checks whether the peer's machine still answers.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
@@ -28,6 +26,8 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// The option `TCP_USER_TIMEOUT` is the time-out of operations plus this margin. The kernel ends a connection if sent data stay
 /// unacknowledged, or the peer's receive buffer stays full, for longer.
 const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
+/// The maximum of `TCP_USER_TIMEOUT`, which the kernel stores as milliseconds in 32 bits.
+const USER_TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000);
 
 /// The lowest and the highest accepted rate, in bits per second.
 const BITS_PER_SECOND_MIN: f64 = 1e5;
@@ -110,23 +110,22 @@ pub fn available_congestion_controls() -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The maximum of `TCP_USER_TIMEOUT`, which the kernel stores as milliseconds in 32 bits.
-const USER_TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000);
-
 #[derive(Clone, Debug)]
 pub struct SocketOptions {
     /// The name of the congestion control; `None` for the host's default.
-    congestion: Option<String>,
-    /// The value of `TCP_USER_TIMEOUT`, before the limit [`USER_TIMEOUT_MAX`] is applied.
+    pub congestion: Option<String>,
     user_timeout: Duration,
-    /// The maximum rate at which a link sends; `None` for no limit.
     pacing: Option<PacingRate>,
 }
 
 impl SocketOptions {
-    /// Creates options without a pacing rate. `operation_timeout` is the time within which a peer must read sent
-    /// data. Returns a message if `congestion` names a congestion control that this host does not offer.
-    pub fn new(congestion: &CongestionControl, operation_timeout: Duration) -> Result<Self, String> {
+    /// Creates options. `operation_timeout` is the time within which a peer must read sent data. Returns a message if this host
+    /// does not offer the congestion control, or if this kernel cannot limit the rate.
+    pub fn new(
+        congestion: &CongestionControl,
+        operation_timeout: Duration,
+        pacing: Option<PacingRate>,
+    ) -> Result<Self, String> {
         let available = available_congestion_controls();
         let congestion = match congestion {
             CongestionControl::Host => None,
@@ -145,24 +144,15 @@ impl SocketOptions {
                 ));
             }
         };
-        let user_timeout = operation_timeout.saturating_add(USER_TIMEOUT_MARGIN);
-        Ok(Self { congestion, user_timeout, pacing: None })
-    }
-
-    /// Sets the maximum rate at which a link sends, if any. Returns a message if this kernel cannot limit the rate.
-    pub fn with_pacing(self, pacing: Option<PacingRate>) -> Result<Self, String> {
-        let options = Self { pacing, ..self };
-        let Some(rate) = pacing else { return Ok(options) };
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP));
-        let result = socket.and_then(|socket| options.apply_pacing(&socket, 1));
-        result.map_err(|error| {
-            format!("this kernel cannot limit the rate of a connection to {rate}: {error}")
-        })?;
+        let user_timeout = operation_timeout.saturating_add(USER_TIMEOUT_MARGIN).min(USER_TIMEOUT_MAX);
+        let options = Self { congestion, user_timeout, pacing };
+        if let Some(rate) = pacing {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP));
+            socket.and_then(|socket| options.apply_pacing(&socket, 1)).map_err(|error| {
+                format!("this kernel cannot limit the rate of a connection to {rate}: {error}")
+            })?;
+        }
         Ok(options)
-    }
-
-    pub fn congestion(&self) -> Option<&str> {
-        self.congestion.as_deref()
     }
 
     /// Begins to connect to `address`. Sets all options before the first packet, because Linux continues to pace a connection
@@ -201,7 +191,7 @@ impl SocketOptions {
         socket.set_tcp_nodelay(true)?;
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
         socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES))?;
-        socket.set_tcp_user_timeout(Some(self.user_timeout.min(USER_TIMEOUT_MAX)))?;
+        socket.set_tcp_user_timeout(Some(self.user_timeout))?;
         if let Some(name) = &self.congestion {
             socket.set_tcp_congestion(name.as_bytes())?;
         }
@@ -217,8 +207,7 @@ mod tests {
     #[test]
     fn the_pacing_rate_is_set_and_can_be_changed() {
         let rate = "80mbit".parse().unwrap();
-        let options = SocketOptions::new(&CongestionControl::Host, Duration::ZERO).unwrap();
-        let options = options.with_pacing(Some(rate)).unwrap();
+        let options = SocketOptions::new(&CongestionControl::Host, Duration::ZERO, Some(rate)).unwrap();
         let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
         for rate_divisor in [1, 4] {
             options.apply(&socket, rate_divisor).unwrap();
@@ -228,10 +217,9 @@ mod tests {
 
     #[test]
     fn an_unavailable_congestion_control_is_an_error() {
-        let error =
-            SocketOptions::new(&CongestionControl::Named("nosuch".into()), Duration::ZERO).unwrap_err();
+        let named = CongestionControl::Named("nosuch".into());
+        let error = SocketOptions::new(&named, Duration::ZERO, None).unwrap_err();
         assert!(error.contains("`nosuch` is not available"), "{error}");
-        assert!(SocketOptions::new(&CongestionControl::Host, Duration::ZERO).unwrap().congestion().is_none());
         assert!("../../etc".parse::<CongestionControl>().is_err());
     }
 

@@ -1,19 +1,5 @@
-//! Decides which of two connections becomes the link if two ranks dial each other. This module does no IO.
-//!
-//! A rank dials when it needs a link. The accepting rank chooses a connection by sending the *verdict*, the last
-//! message of the handshake. For the accepting rank, the connection becomes the link when the verdict is sent. For
-//! the dialing rank, the connection becomes the link when the verdict is read. Two ranks that dial each other must
-//! therefore not both send a verdict. The rule: while both dials are in progress, the lower rank's connection wins.
-//!
-//! - A rank that does not dial accepts the peer's connection, and does not dial afterwards.
-//! - The higher rank, while it dials, accepts the lower rank's connection and closes its own connection. The lower
-//!   rank cannot have accepted the closed connection: the lower rank does not accept while it dials, and does not
-//!   dial after it has accepted.
-//! - The lower rank, while it dials, delays the verdict on the higher rank's connection. If the lower rank's own
-//!   connection is accepted, the higher rank has closed its connection, and the lower rank closes its end of that
-//!   connection too. If the lower rank's own connection fails, the lower rank accepts the higher rank's connection.
-//!
-//! A connection that is closed has carried only its handshake, so closing the connection loses no data.
+//! Decides which of two connections becomes the link if two ranks dial each other: while both dials are in progress, the
+//! connection of the lower rank wins (`docs/wire-format.md` says why this is safe). This module does no IO.
 
 use crate::types::Rank;
 
@@ -37,9 +23,8 @@ impl<D, A> SimultaneousOpen<D, A> {
         self.theirs.as_ref()
     }
 
-    /// Handles a connection that the peer has opened, after the peer has sent its proof. Returns the connection if it becomes the
-    /// link; then this rank closes its own connection. Otherwise the connection waits, and replaces an earlier one, which the
-    /// peer has closed.
+    /// Handles a connection of the peer, which has sent its proof. Returns the connection if it becomes the link; then this rank
+    /// closes its own. Otherwise the connection waits, and replaces an earlier one, which the peer has closed.
     pub(crate) fn handle_peer_dial(&mut self, theirs: A) -> Option<A> {
         if !self.ours_wins {
             return Some(theirs);

@@ -9,11 +9,12 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::*;
 use crate::transport::handshake::{DialProgress, Identity};
+use crate::transport::poller::Poller;
 use crate::wire::Secret;
 use crate::wire::handshake::Job;
 
 /// The time within which the kernel must deliver data over loopback. The tests wait for events and do not sleep.
-pub(super) const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 
 /// One rank's transport and event queue.
@@ -62,7 +63,7 @@ impl TestRank {
 }
 
 pub(super) fn options() -> SocketOptions {
-    SocketOptions::new(&CongestionControl::Host, Duration::from_mins(1)).unwrap()
+    SocketOptions::new(&CongestionControl::Host, Duration::from_mins(1), None).unwrap()
 }
 
 pub(super) fn make_test_ranks(n: u32, streams: u8) -> Vec<TestRank> {
@@ -77,7 +78,7 @@ pub(super) fn make_test_ranks(n: u32, streams: u8) -> Vec<TestRank> {
             let identity = Identity { secret: secret.clone(), job, rank: Some(rank) };
             let listener = Listener::new(listener, identity).unwrap();
             let mut transport = TcpTransport::new(listener, rank, addresses.clone(), options(), streams);
-            let poller = transport.take_poller().unwrap();
+            let poller = transport.listener.poller.take().unwrap();
             TestRank { transport, poller }
         })
         .collect()
@@ -88,7 +89,7 @@ pub(super) fn handle_events_until(
     ranks: &mut [TestRank],
     indices: &[usize],
     now: Duration,
-    is_done: impl Fn(&[TestRank]) -> bool,
+    mut is_done: impl FnMut(&mut [TestRank]) -> bool,
 ) {
     let started = std::time::Instant::now();
     while !is_done(ranks) {
@@ -107,18 +108,16 @@ fn is_link_open(ranks: &[TestRank]) -> bool {
 pub(super) fn assert_linked(ranks: &mut [TestRank], now: Duration) {
     assert_eq!(ranks[0].connection_addresses(1), ranks[1].connection_addresses(0));
     for (from, to) in [(0, 1), (1, 0)] {
-        let to_rank = Rank::new(to as u32);
+        let [from_rank, to_rank] = [from, to].map(|rank| Rank::new(rank as u32));
         let sent = ranks[from].transport.send(to_rank, &[IoSlice::new(&[42])]);
         assert_eq!(sent, TransferResult::Bytes(1));
-        let (mut byte, started) = ([0], std::time::Instant::now());
-        loop {
-            match ranks[to].transport.receive(Rank::new(from as u32), &mut [IoSliceMut::new(&mut byte)]) {
-                TransferResult::Bytes(1) => break,
-                TransferResult::Blocked => ranks[to].wait_and_handle_events(now, Duration::from_millis(1)),
-                other => panic!("{other:?}"),
+        let mut byte = [0];
+        handle_events_until(ranks, &[to], now, |ranks| {
+            match ranks[to].transport.receive(from_rank, &mut [IoSliceMut::new(&mut byte)]) {
+                TransferResult::Blocked => false,
+                received => received == TransferResult::Bytes(1) || panic!("{received:?}"),
             }
-            assert!(started.elapsed() < DELIVERY_TIMEOUT, "timed out");
-        }
+        });
         assert_eq!(byte, [42]);
     }
 }
@@ -130,7 +129,7 @@ fn a_dialing_rank_may_compute_for_a_long_time() {
     let mut ranks = make_test_ranks(2, 1);
     ranks[0].connect(Duration::ZERO, 1);
     let late = 1000 * SECOND;
-    handle_events_until(&mut ranks, &[0, 1], late, is_link_open);
+    handle_events_until(&mut ranks, &[0, 1], late, |ranks| is_link_open(ranks));
     assert_linked(&mut ranks, late);
 }
 
@@ -148,7 +147,7 @@ fn a_dialer_that_was_too_slow_dials_again() {
     }
     assert_eq!(ranks[1].transport.next_deadline(), None, "the connection has been closed");
     let late = 20 * SECOND;
-    handle_events_until(&mut ranks, &[0, 1], late, is_link_open);
+    handle_events_until(&mut ranks, &[0, 1], late, |ranks| is_link_open(ranks));
     assert_linked(&mut ranks, late);
 }
 
@@ -182,7 +181,7 @@ fn the_connection_of_the_higher_rank_is_used_if_the_lower_rank_fails() {
     ranks[0].transport.addresses[1] = elsewhere.local_addr().unwrap();
     ranks[0].connect(Duration::ZERO, 1);
     ranks[1].connect(Duration::ZERO, 0);
-    let peers_connection_waits = |ranks: &[TestRank]| {
+    let peers_connection_waits = |ranks: &mut [TestRank]| {
         let TcpLink::Opening(opening) = &ranks[0].transport.links[&Rank::new(1)] else { return false };
         opening.peer_connection().is_some()
     };
@@ -190,7 +189,7 @@ fn the_connection_of_the_higher_rank_is_used_if_the_lower_rank_fails() {
     // Regression test: a forked child kept the connections of a link that was being opened, because they were not listed.
     assert_eq!(ranks[0].transport.descriptors().len(), 3, "the listener and both connections");
     drop(elsewhere.accept().unwrap());
-    handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, is_link_open);
+    handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, |ranks| is_link_open(ranks));
     assert_linked(&mut ranks, Duration::ZERO);
 }
 
@@ -241,22 +240,16 @@ fn a_connection_that_a_link_does_not_need_is_closed() {
     let mut ranks = make_test_ranks(2, 3);
     ranks[0].connect(Duration::ZERO, 1);
     let are_open =
-        |ranks: &[TestRank]| is_link_open(ranks) && (0..2).all(|rank| has_connections(ranks, rank, 3));
+        |ranks: &mut [TestRank]| is_link_open(ranks) && (0..2).all(|rank| has_connections(ranks, rank, 3));
     handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, are_open);
     let wrong = [(1, 3), (2, 3), (1, 2), (3, 4), (0, 3), (0, 1)];
     for (index, total) in wrong {
         let dial = ranks[0].transport.open_connection(SECOND, Rank::new(1), StreamId { index, total });
         let mut dial = dial.unwrap();
-        let started = std::time::Instant::now();
-        loop {
-            assert!(started.elapsed() < DELIVERY_TIMEOUT, "connection {index} of {total} was not closed");
-            ranks[1].wait_and_handle_events(SECOND, Duration::from_millis(1));
-            match dial.handshake.advance(&mut dial.stream) {
-                DialProgress::Ready => panic!("connection {index} of {total} was accepted"),
-                DialProgress::Closed(_) | DialProgress::Failed(_) => break,
-                DialProgress::Connecting | DialProgress::Pending => {}
-            }
-        }
+        handle_events_until(&mut ranks, &[1], SECOND, |_| match dial.handshake.advance(&mut dial.stream) {
+            Ok(DialProgress::Ready) => panic!("connection {index} of {total} was accepted"),
+            progress => progress.is_err(),
+        });
         assert!(has_connections(&ranks, 1, 3) && has_connections(&ranks, 0, 3));
     }
     // Only the rank that opened the link may open further connections. Rank 0 opened this link, so rank 0 refuses the
@@ -285,7 +278,7 @@ fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
     }
     let mut ranks = make_test_ranks(2, 1);
     ranks[0].connect(Duration::ZERO, 1);
-    let is_connected = |ranks: &[TestRank]| ranks[0].transport.next_deadline().is_none();
+    let is_connected = |ranks: &mut [TestRank]| ranks[0].transport.next_deadline().is_none();
     handle_events_until(&mut ranks, &[0], Duration::ZERO, is_connected);
     let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let next_file = std::fs::File::open("/dev/null").unwrap();
@@ -298,5 +291,5 @@ fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
     // No event reports that descriptors are free again, so the listener needs a timer.
     let next_attempt = ranks[1].transport.next_deadline().expect("there is another attempt");
     assert!(next_attempt > Duration::ZERO && next_attempt < SECOND, "{next_attempt:?}");
-    handle_events_until(&mut ranks, &[0, 1], next_attempt, is_link_open);
+    handle_events_until(&mut ranks, &[0, 1], next_attempt, |ranks| is_link_open(ranks));
 }

@@ -1,25 +1,16 @@
-//! The connections of a link: one, or several. Several connections are faster than one in two cases: one connection cannot use
-//! the whole bandwidth of the network, or one processor core cannot process the data of one connection fast enough.
-//!
-//! The caller sees one ordered stream of bytes. A single connection carries these bytes as they are. With several connections,
-//! the sender divides the stream into numbered [records](crate::wire::record). It writes a short record on the first connection
-//! that is writable, and a long record on the connection with the fewest bytes in its send buffer. The receiver reads the
-//! record with the next number directly into its destination. Later records stay in the kernel, except for at most 4 KiB that
-//! the receiver reads ahead on each connection. So a slow receiver makes the sender wait, as on a link with one connection.
-//!
-//! The link can be used as soon as one connection is open. The other connections are added later.
+//! The connections of a link: one, or several (`docs/streams.md`). The caller sees one ordered stream of bytes. A single
+//! connection carries these bytes as they are. With several connections, the sender divides the stream into numbered
+//! [records](crate::wire::record), and the receiver reads the record with the next number directly into its destination. The link
+//! can be used as soon as one connection is open. The other connections are added later.
 
 mod receiving;
 #[cfg(test)]
 mod tests;
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::Shutdown;
 
 use mio::Token;
-use mio::net::TcpStream;
 
-use super::kernel::{self, SendSpace};
 use crate::transport::TransferResult;
 use crate::transport::poller::Event;
 use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader};
@@ -33,8 +24,7 @@ const SHORT_SEND_BYTES_MAX: usize = 16 << 10;
 /// The lowest target length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send, to limit the number of
 /// system calls. A segment of 256 KiB and its header fit into four records of this length.
 const LONG_RECORD_BYTES_MIN: usize = (64 << 10) + 64;
-/// The maximum length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. With longer records,
-/// a segment would not be divided over the connections.
+/// The maximum length of such a record. With longer ones, a segment would not be divided over the connections.
 const LONG_RECORD_BYTES_MAX: usize = (256 << 10) + 64;
 
 const _: () = assert!(LONG_RECORD_BYTES_MAX <= RECORD_BYTES_MAX as usize);
@@ -49,24 +39,18 @@ pub(crate) trait Connection: Read + Write {
     fn close_sending(&self) -> io::Result<()>;
 }
 
-impl Connection for TcpStream {
-    fn send_space(&self) -> io::Result<SendSpace> {
-        kernel::send_space(self)
-    }
-
-    fn is_writable(&self) -> io::Result<bool> {
-        kernel::is_writable(self)
-    }
-
-    fn close_sending(&self) -> io::Result<()> {
-        self.shutdown(Shutdown::Write)
-    }
+/// The state of a socket's send buffer. `queued` and `free` include the kernel's overhead for the data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct SendSpace {
+    /// The number of bytes that are not sent or not acknowledged.
+    pub(crate) queued: usize,
+    /// The number of bytes that still fit into the buffer.
+    pub(crate) free: usize,
 }
 
 pub(crate) struct Bundle<P> {
     /// The connections by their number; `None` for a connection that is not open.
     streams: Vec<Option<Stream<P>>>,
-    /// The number of connections that are used for sending.
     used: usize,
     expected_connections: usize,
     is_sending_closed: bool,
@@ -83,7 +67,6 @@ struct Stream<P> {
     is_ended: bool,
     /// Why no more data can be read from the connection; `None` while data can be read.
     end: Option<ConnectionEnd>,
-    /// The state of the send buffer at the last check.
     send_space: SendSpace,
     buffer: RecordBuffer,
     /// The record that is being read or will be read next, if its header has been read.
@@ -110,14 +93,12 @@ struct SendState {
     /// A record of which only a part has been written. No other record can begin before this record is complete.
     /// Partial writes are rare, because the sender checks the free buffer space before a write.
     partial: Option<PartialRecord>,
-    /// Whether the next record is the last record of the link.
     is_last: bool,
 }
 
 struct PartialRecord {
     stream: usize,
     header: [u8; RECORD_HEADER_BYTES],
-    /// The number of written bytes of the header.
     written: usize,
     /// The number of unwritten bytes after the header; `None` for the last record, which has no fixed length.
     left: Option<usize>,
@@ -125,10 +106,7 @@ struct PartialRecord {
 
 #[derive(Default)]
 struct ReceiveState {
-    /// The number of the record that is received next.
     next_record: u64,
-    /// The number of the connection that carries the next record, if it is known.
-    current: Option<usize>,
     /// An error in the received data that has not been reported yet.
     fault: Option<String>,
     /// Whether an error has been reported. Then the link receives data in any order, and the caller ignores them.
@@ -150,13 +128,12 @@ impl<P: Connection> Bundle<P> {
     /// Creates a link of `stream_count` connections, of which only the first one is open.
     pub(crate) fn new(first: P, token: Token, stream_count: u8) -> Self {
         let mut first = Stream::new(first, token);
-        let (mut sending, mut receiving) = (SendState::default(), ReceiveState::default());
+        let mut sending = SendState::default();
         if stream_count == 1 {
             // The single connection has no headers: each direction is in its last record from the start.
             let header = [0; RECORD_HEADER_BYTES];
             sending.partial =
                 Some(PartialRecord { stream: 0, header, written: RECORD_HEADER_BYTES, left: None });
-            receiving.current = Some(0);
             first.head = Some(PendingRecord { number: 0, left: None });
         }
         let mut streams = vec![Some(first)];
@@ -167,7 +144,7 @@ impl<P: Connection> Bundle<P> {
             expected_connections: 0,
             is_sending_closed: false,
             sending,
-            receiving,
+            receiving: ReceiveState::default(),
         }
     }
 
@@ -197,9 +174,7 @@ impl<P: Connection> Bundle<P> {
         if self.is_sending_closed {
             close_sending_on(&connection);
         }
-        if let Some(entry) = self.streams.get_mut(usize::from(index)) {
-            *entry = Some(Stream::new(connection, token));
-        }
+        self.streams[usize::from(index)] = Some(Stream::new(connection, token));
     }
 
     pub(crate) fn use_streams(&mut self, used: usize) {
@@ -257,8 +232,7 @@ impl<P: Connection> Bundle<P> {
         if moved == 0 { TransferResult::Blocked } else { TransferResult::Bytes(moved) }
     }
 
-    /// Makes one write, of `parts` from position `skip` on. Returns how many bytes of the parts were written, if any are
-    /// accepted.
+    /// Makes one write, of `parts` from position `skip` on. Returns how many of these bytes were written, if any are accepted.
     fn send_once(&mut self, parts: &[IoSlice<'_>], skip: usize, total: usize) -> io::Result<Option<usize>> {
         let begun = self.sending.partial.take();
         let is_new = begun.is_none();
@@ -339,11 +313,10 @@ impl<P: Connection> Bundle<P> {
     fn is_single_connection(&self) -> bool {
         let first = self.streams.first().and_then(|stream| stream.as_ref()?.head);
         let is_last_received =
-            self.receiving.current == Some(0) && first.is_some_and(|head| head.left.is_none());
+            first.is_some_and(|head| head.left.is_none() && head.number == self.receiving.next_record);
         self.sending.is_in_last_record() && is_last_received
     }
 
-    /// Closes the extra connections if neither direction uses them any more.
     fn close_unused_connections(&mut self) {
         if self.is_single_connection() {
             self.streams.iter_mut().skip(1).for_each(|entry| *entry = None);

@@ -11,7 +11,6 @@ const READ_AHEAD_BYTES: usize = 4 << 10;
 const ENDED_WITHOUT_REASON: &str = "it closed the connection without saying why";
 
 impl<P: Connection> Bundle<P> {
-    /// Receives the bytes that have arrived into the parts, one part after another.
     pub(crate) fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let mut moved = 0;
@@ -43,10 +42,7 @@ impl<P: Connection> Bundle<P> {
         if self.receiving.is_corrupt {
             return self.read_any_connection(parts, skip, wanted);
         }
-        let index = match self.receiving.current {
-            Some(index) => index,
-            None => self.find_connection_of_next_record()?,
-        };
+        let index = self.find_connection_of_next_record()?;
         let Some(Some(stream)) = self.streams.get_mut(index) else { return Err(TransferResult::Blocked) };
         let left = stream.head.and_then(|head| head.left);
         let count = stream.read(parts, skip, wanted.min(left.unwrap_or(usize::MAX)), left)?;
@@ -54,7 +50,6 @@ impl<P: Connection> Bundle<P> {
             stream.head = stream.head.map(|head| PendingRecord { left: Some(left - count), ..head });
             if left == count {
                 stream.head = None;
-                self.receiving.current = None;
                 self.receiving.next_record += 1;
             }
         }
@@ -75,10 +70,8 @@ impl<P: Connection> Bundle<P> {
                 found = (header.number == next).then_some(index);
             }
         }
-        let Some(index) = found else { return Err(self.reason_for_no_record()) };
-        self.receiving.current = Some(index);
         self.close_unused_connections();
-        Ok(index)
+        found.ok_or_else(|| self.reason_for_no_record())
     }
 
     fn store_header(&mut self, index: usize, header: RecordHeader) -> Result<(), TransferResult> {
@@ -237,7 +230,6 @@ impl ConnectionEnd {
 }
 
 impl RecordBuffer {
-    /// Removes and returns the next header, if all its bytes have been read.
     fn take_header(&mut self) -> Option<[u8; RECORD_HEADER_BYTES]> {
         let header = self.bytes[self.start..self.end].first_chunk().copied()?;
         self.start += RECORD_HEADER_BYTES;
@@ -252,7 +244,6 @@ impl RecordBuffer {
         &mut self.bytes[self.end..]
     }
 
-    /// Moves bytes from this buffer into the slices, one slice after another. Returns the number of moved bytes.
     fn take_into(&mut self, slices: &mut [IoSliceMut<'_>]) -> usize {
         let before = self.start;
         for slice in slices {

@@ -42,27 +42,24 @@ fn a_full_connection_is_skipped() {
     assert!(written(1) > 1_800_000);
 }
 
-/// Receives on a link of `stream_count` connections. An element of `streams` is the number of a connection and the
-/// bytes that the peer has sent on it. Returns the results, up to the first one that is not
-/// [`TransferResult::Bytes`].
-fn receive_from(stream_count: u8, streams: &[(u8, Vec<u8>)]) -> Vec<TransferResult> {
+/// Receives at most `length` bytes.
+fn receive(link: &mut SimulatedLink, length: usize) -> TransferResult {
+    link.ends[0].receive(&mut [IoSliceMut::new(&mut vec![0; length])])
+}
+
+/// Receives the bytes that the peer has sent on the first two of `stream_count` connections. Returns the results, up to the first
+/// one that is not [`TransferResult::Bytes`].
+fn receive_from(stream_count: u8, streams: &[Vec<u8>; 2]) -> Vec<TransferResult> {
     let mut link = SimulatedLink::new(1, stream_count, 1);
-    for (index, bytes) in streams {
-        link.pipes[usize::from(*index)][1].borrow_mut().arrived.extend(bytes);
-        if *index > 0 {
-            link.add_connection((*index).into());
-        }
+    link.add_connection(1);
+    for (bytes, pipe) in streams.iter().zip(&link.pipes) {
+        pipe[1].borrow_mut().arrived.extend(bytes);
     }
     let mut all = Vec::new();
-    loop {
-        let mut buffer = [0; 100];
-        let moved = link.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)]);
-        let is_last = !matches!(moved, TransferResult::Bytes(_));
-        all.push(moved);
-        if is_last {
-            return all;
-        }
+    while all.last().is_none_or(|moved| matches!(moved, TransferResult::Bytes(_))) {
+        all.push(receive(&mut link, 100));
     }
+    all
 }
 
 /// Returns the bytes of a record; length 0 stands for the last record.
@@ -72,28 +69,23 @@ fn make_record(number: u64, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_repeated_record_number_is_an_error() {
-    for streams in [
-        [(0, [make_record(0, 5), make_record(0, 5)].concat()), (1, Vec::new())],
-        [(0, make_record(1, 5)), (1, make_record(1, 5))],
-        [(0, make_record(0, 5)), (1, [make_record(1, 5), make_record(0, 1)].concat())],
+fn repeated_missing_and_misplaced_records_are_errors() {
+    for (streams, expected) in [
+        ([[make_record(0, 5), make_record(0, 5)].concat(), Vec::new()], "twice"),
+        ([make_record(1, 5), make_record(1, 5)], "twice"),
+        ([make_record(0, 5), [make_record(1, 5), make_record(0, 1)].concat()], "twice"),
+        ([make_record(1, 5), make_record(2, 5)], "left out"),
+        ([Vec::new(), make_record(0, 0)], "its last record is not on its first connection"),
     ] {
         let last = receive_from(2, &streams).pop();
-        let is_reported = matches!(&last, Some(TransferResult::Corrupt(why)) if why.contains("twice"));
-        assert!(is_reported, "{last:?}");
+        let is_reported = matches!(&last, Some(TransferResult::Corrupt(why)) if why.contains(expected));
+        assert!(is_reported, "{expected}: {last:?}");
     }
-}
-
-#[test]
-fn a_missing_record_is_an_error_once_no_connection_can_deliver_it() {
-    let streams = [(0, make_record(1, 5)), (1, make_record(2, 5))];
-    let last = receive_from(2, &streams).pop();
-    assert!(matches!(&last, Some(TransferResult::Corrupt(why)) if why.contains("left out")), "{last:?}");
-    assert_eq!(
-        receive_from(3, &streams),
-        [TransferResult::Blocked],
-        "the third connection may deliver the record"
-    );
+    let moved = receive_from(3, &[make_record(1, 5), make_record(2, 5)]);
+    assert_eq!(moved, [TransferResult::Blocked], "the third connection may deliver the record");
+    let moved = receive_from(2, &[[make_record(1, 0), vec![1; 300]].concat(), make_record(0, 7)]);
+    assert_eq!(moved.last(), Some(&TransferResult::Blocked));
+    assert_eq!(moved.iter().filter_map(TransferResult::bytes).sum::<usize>(), 307);
 }
 
 #[test]
@@ -103,25 +95,10 @@ fn a_corrupt_header_is_reported_once_and_the_following_bytes_are_read() {
     let mut link = SimulatedLink::new(1, 2, 1);
     link.pipes[0][1].borrow_mut().arrived.extend(&bytes);
     link.pipes[0][1].borrow_mut().is_finished = true;
-    let mut buffer = [0; 3];
-    let mut receive = || link.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)]);
+    let mut receive = || receive(&mut link, 3);
     assert!(matches!(receive(), TransferResult::Corrupt(why) if why.contains("corrupt")));
     assert_eq!([receive(), receive()], [TransferResult::Bytes(3), TransferResult::Bytes(2)]);
     assert!(matches!(receive(), TransferResult::Lost(_)));
-}
-
-#[test]
-fn the_last_record_must_be_on_the_first_connection() {
-    let last = receive_from(2, &[(0, Vec::new()), (1, make_record(0, 0))]).pop();
-    assert!(
-        matches!(&last, Some(TransferResult::Corrupt(why)) if why.contains("first connection")),
-        "{last:?}"
-    );
-    let streams = [(0, [make_record(1, 0), vec![1; 300]].concat()), (1, make_record(0, 7))];
-    let moved = receive_from(2, &streams);
-    assert_eq!(moved.last(), Some(&TransferResult::Blocked));
-    let bytes = |moved: &TransferResult| if let TransferResult::Bytes(count) = moved { *count } else { 0 };
-    assert_eq!(moved.iter().map(bytes).sum::<usize>(), 307);
 }
 
 /// The last data of a link may be on any connection, even on one that this rank is still opening. The link ends only
@@ -134,19 +111,20 @@ fn a_link_ends_when_all_its_connections_have_ended() {
         link.pipes[index][1].borrow_mut().is_finished = true;
         link.ends[0].handle_event(Event { is_ended: true, ..event(index, true, false) });
     };
-    let receive = |link: &mut SimulatedLink| {
-        let mut buffer = [0; 100];
-        link.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)])
-    };
     link.ends[0].expect_connections(1);
     finish(&mut link, 0);
-    assert_eq!(receive(&mut link), TransferResult::Blocked);
+    assert_eq!(receive(&mut link, 100), TransferResult::Blocked);
     link.pipes[1][1].borrow_mut().arrived.extend(make_record(0, 5));
     finish(&mut link, 1);
-    assert_eq!(receive(&mut link), TransferResult::Bytes(5));
-    assert_eq!(receive(&mut link), TransferResult::Blocked, "the third connection is still being opened");
+    assert_eq!(receive(&mut link, 100), TransferResult::Bytes(5));
+    assert_eq!(
+        receive(&mut link, 100),
+        TransferResult::Blocked,
+        "the third connection is still being opened"
+    );
     link.ends[0].decrement_expected_connections();
-    assert!(matches!(receive(&mut link), TransferResult::Lost(why) if why.contains("without saying why")));
+    let end = receive(&mut link, 100);
+    assert!(matches!(&end, TransferResult::Lost(why) if why.contains("without saying why")), "{end:?}");
 }
 
 /// If one connection breaks, the link is lost only after the data on the other connections have been received.
@@ -156,10 +134,8 @@ fn a_link_is_lost_if_one_connection_breaks() {
     link.add_connection(1);
     link.pipes[0][1].borrow_mut().has_failed = true;
     link.pipes[1][1].borrow_mut().arrived.extend(make_record(0, 5));
-    let mut buffer = [0; 100];
-    let mut receive = || link.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)]);
-    assert_eq!(receive(), TransferResult::Bytes(5));
-    assert!(matches!(receive(), TransferResult::Lost(why) if why.contains("reset")));
+    assert_eq!(receive(&mut link, 100), TransferResult::Bytes(5));
+    assert!(matches!(receive(&mut link, 100), TransferResult::Lost(why) if why.contains("reset")));
 }
 
 #[test]
