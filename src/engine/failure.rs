@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::history::ContractAndSite;
 use super::link::Link;
 use super::operation::RunningOperation;
@@ -186,10 +188,10 @@ impl Engine {
                     return None;
                 }
                 link.cause_sent = Some(cause.clone());
-                (FrameKind::Abort, cause.encode())
+                (FrameKind::Abort, Bytes::from(cause.encode()))
             }
             None if std::mem::replace(&mut link.has_said_goodbye, true) => return None,
-            None => (FrameKind::Goodbye, Vec::new()),
+            None => (FrameKind::Goodbye, Bytes::new()),
         };
         let header = FrameHeader {
             kind,

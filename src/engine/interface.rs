@@ -4,6 +4,8 @@
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use crate::schedule::Action;
 use crate::schedule::hierarchy::BLOCKS_MAX;
 use crate::types::{Contract, HOSTS_GROUP_BIT, RESULTS_GROUP_BIT, Rank, Site};
@@ -136,7 +138,7 @@ pub enum Transmit {
     /// The header, then the elements `range` of the operation's buffer. The driver fills in the checksum, if there is one.
     Segment { operation: OpId, header: FrameHeader, range: Range<usize> },
     /// A control frame: the header, then the payload.
-    Control { header: FrameHeader, payload: Vec<u8> },
+    Control { header: FrameHeader, payload: Bytes },
 }
 
 /// What the driver has to do with a frame whose header has arrived.

@@ -32,6 +32,8 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use bytes::Bytes;
+
 use self::history::OperationHistory;
 pub use self::interface::{
     DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Failure, FrameVerdict, NOTIFY_TIMEOUT, OpId, OperationKey,
@@ -187,7 +189,7 @@ impl Engine {
         }
         let link = self.links.get_mut(peer)?;
         if let Some(header) = link.control_frames.pop_front() {
-            return Some(Transmit::Control { header, payload: Vec::new() });
+            return Some(Transmit::Control { header, payload: Bytes::new() });
         }
         for _ in 0..link.send_queue.runnable.len() {
             let Some(id) = link.send_queue.runnable.pop_front() else { break };
@@ -203,7 +205,7 @@ impl Engine {
                         running.set_announced(peer);
                         link.send_queue.record_frame(id, 0, self.settings.segment_bytes);
                         let header = header(FrameKind::Announce, running, 0);
-                        return Some(Transmit::Control { header, payload: Vec::new() });
+                        return Some(Transmit::Control { header, payload: Bytes::new() });
                     }
                 }
                 NextSend::Segment { segment, eager } => {

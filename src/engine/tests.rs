@@ -41,7 +41,7 @@ impl Pair {
         let (header, payload) = match transmit {
             Transmit::Segment { operation, header, .. } => {
                 self.ranks[from].engine.handle_sent_segment(operation, other);
-                (header, Vec::new())
+                (header, Bytes::new())
             }
             Transmit::Control { header, payload } => (header, payload),
         };

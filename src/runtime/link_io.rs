@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::ops::{Range, RangeInclusive};
 
+use bytes::Bytes;
+
 use super::gathering::Gathering;
 use super::measurements::{LinkBytes, Meter, ProfilePart};
 use super::memory::Memory;
@@ -87,7 +89,7 @@ pub(crate) struct OutgoingFrame {
 pub(crate) enum FramePayload {
     /// A segment: these bytes of the operation's buffer.
     Segment(OpId, Range<usize>),
-    Control(Vec<u8>),
+    Control(Bytes),
 }
 
 impl AlignedBytes {
