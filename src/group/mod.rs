@@ -1,7 +1,6 @@
 //! The public API: a [`Group`] of ranks, and the collectives that the ranks call together.
 
 mod alloc;
-mod auto_choice;
 mod auto_compression;
 mod call;
 mod clock;
@@ -34,6 +33,7 @@ mod tune;
 mod verb_plans;
 pub mod verbs;
 
+pub use crate::codec::AutoReport;
 pub use crate::engine::SendMode;
 pub use crate::rendezvous::{Checksums, JoinMethod};
 pub use crate::runtime::buffer::{Buffer, Input, OwnedBuffer};
@@ -44,7 +44,6 @@ pub use crate::runtime::measurements::{LinkBytes, Profile, Spent, Statistics};
 pub(crate) use crate::shm::HandoverBuffer;
 pub use crate::wire::Cause;
 pub use alloc::SharedBuffer;
-pub use auto_choice::AutoReport;
 pub use compressor::Compressor;
 pub use foreign::ForeignBuffer;
 pub use handle::{Handle, wait_all, wait_any};
