@@ -35,6 +35,8 @@ pub mod verbs;
 
 pub use crate::codec::AutoReport;
 pub use crate::engine::SendMode;
+#[cfg(feature = "train")]
+pub use crate::observe::timeline_report::TimelineReport;
 pub use crate::rendezvous::{Checksums, JoinMethod};
 pub use crate::runtime::buffer::{Buffer, Input, OwnedBuffer};
 pub use crate::runtime::driver::Interrupt;
@@ -53,5 +55,3 @@ pub use selection::{Algorithms, LocalTransport};
 pub use site::at;
 pub use state::Group;
 pub use streams::Streams;
-#[cfg(feature = "train")]
-pub use timeline::TimelineReport;
