@@ -7,7 +7,6 @@ mod clock;
 mod collective;
 mod collectives;
 mod compressor;
-mod exchange;
 mod foreign;
 mod handle;
 mod isolated;
