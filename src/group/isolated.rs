@@ -75,7 +75,7 @@ impl Group {
             core().link_driver.transport.sockets.create_isolated(group, self.rank, sockets, streams);
         // A rank that cannot take part must inform the other ranks, because they would wait for its connection. No rank dials
         // before the ports of all ranks accept connections of the isolated group.
-        let ready = self.check_all(created.as_ref().map(|_| ()).map_err(ToString::to_string));
+        let ready = self.check_all(&created.as_ref().map(|_| ()).map_err(ToString::to_string));
         let mut transport = created.map_err(refused_queue)?;
         let connected = ready.and_then(|()| self.open_isolated_links(&mut transport, epoch));
         // Even after a failure, the port must not accept connections of the isolated group any more.
@@ -100,12 +100,12 @@ impl Group {
                 Err(format!("the connection from rank {from} to rank {to} on {host} failed: {why}"))
             }
         });
-        self.check_all(dialed)
+        self.check_all(&dialed)
     }
 
     /// Returns an error if any rank has one.
-    fn check_all(&mut self, own: Result<(), String>) -> Result<(), StartError> {
-        let results = self.all_gather_object(&own)?;
+    fn check_all(&mut self, own: &Result<(), String>) -> Result<(), StartError> {
+        let results = self.all_gather_object(own)?;
         results.into_iter().collect::<Result<(), String>>().map_err(StartError::Isolated)
     }
 

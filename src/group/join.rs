@@ -117,8 +117,8 @@ fn join_and_report(
 }
 
 /// Creates the group of all ranks: opens the links to both neighbours, and agrees with the other ranks on all settings.
-/// `epoch` is the start of the engine's clock. `create_transport` gets the addresses of all ranks and the number of connections of
-/// each link.
+/// `epoch` is the start of the engine's clock. `create_transport` gets the addresses of all ranks and the number of connections
+/// of each link.
 pub(super) fn start_group(
     origin: Origin,
     rank: Rank,

@@ -24,8 +24,9 @@ pub enum CollectiveSpec {
     Gather { partition: Partition, root: Rank },
     /// Every rank gets its part of the root's buffer. The buffers have the same lengths as in `Gather`.
     Scatter { partition: Partition, root: Rank },
-    /// The buffer contains the elements to send and then those to receive: part r of `send` goes to rank r, and part r of `receive`
-    /// comes from rank r. The caller copies the part that the rank sends to itself. If `is_even` is true, all parts are as long.
+    /// The buffer contains the elements to send and then those to receive: part r of `send` goes to rank r, and part r of
+    /// `receive` comes from rank r. The caller copies the part that the rank sends to itself. If `is_even` is true, all parts
+    /// have the same length.
     AllToAll { send: Partition, receive: Partition, is_even: bool },
     /// Rank r gets the reduction of the buffers of ranks 0 to r.
     Scan { count: usize },

@@ -32,8 +32,8 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 }
 
 /// Exchanges one part between each pair of ranks. The buffer is that of
-/// [`CollectiveSpec::AllToAll`](super::CollectiveSpec::AllToAll). For ranks a and b, part b in the `send` of rank a must be as long
-/// as part a in the `receive` of rank b.
+/// [`CollectiveSpec::AllToAll`](super::CollectiveSpec::AllToAll). For ranks a and b, part b in the `send` of rank a must be as
+/// long as part a in the `receive` of rank b.
 pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Partition) -> Schedule {
     let step = |distance| {
         let (to, from) = (world.rank_after(rank, distance), world.rank_before(rank, distance));
