@@ -1,7 +1,4 @@
-//! Shared buffers: buffers in shared memory, which the ranks of a group reduce in place.
-//!
-//! Each rank creates the memory for its own buffer. An all-gather sends the location of each memory to all ranks, and each rank
-//! opens the memories of all others. If any rank cannot do this, all ranks use memory that is not shared.
+//! Buffers in shared memory, which the ranks of a group reduce in place (`docs/shared-memory.md`).
 
 use std::fmt;
 use std::io;
@@ -12,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::call::layout_digest;
 use super::parts::zeroed;
-use super::share::{MemoryReport, REPORT_WORDS, ShareError};
+use super::share::{MemoryReport, REPORT_WORDS, Shared};
 use super::{Error, Group, OwnedBuffer};
 use crate::runtime::buffer::impl_buffer_of_slice;
 use crate::runtime::buffer::sealed::Sealed;
@@ -64,10 +61,9 @@ impl Group {
     /// Allocates a buffer of `count` zeros. If the group's ranks share memory, all ranks can access the buffer. It is ordinary
     /// memory in a world of one rank, over TCP, and if any rank cannot create shared memory.
     ///
-    /// All ranks have to call this collective (`MPI_Win_allocate_shared`). Their counts and element types may differ. A
-    /// call costs two all-gathers of a few words, so allocate once and use the buffer often. An all-reduce runs in place, without
-    /// copies, if all ranks pass a shared buffer or a part of one, not necessarily the same part. Otherwise it takes as long as
-    /// with ordinary memory, and the results have the same bits. All other operations treat the buffer as ordinary memory.
+    /// All ranks have to call this collective (`MPI_Win_allocate_shared`). Their counts and element types may differ. An
+    /// all-reduce runs in place, without copies, if all ranks pass a shared buffer or a part of one, not necessarily the same
+    /// part. The results have the same bits. All other operations treat the buffer as ordinary memory.
     ///
     /// # Errors
     ///
@@ -82,10 +78,9 @@ impl Group {
             log::info!("group {} has no shared memory, so its buffers use ordinary memory", self.id);
             return SharedBuffer::private(count);
         }
-        match self.try_to_alloc(count, site) {
+        match self.try_to_alloc(count, site)? {
             Ok(shared) => Ok(SharedBuffer(BufferKind::Shared(shared))),
-            Err(error) => {
-                let why = error.reason()?;
+            Err(why) => {
                 log::info!("a buffer of group {} uses ordinary memory: {why}", self.id);
                 SharedBuffer::private(count)
             }
@@ -96,7 +91,7 @@ impl Group {
         &mut self,
         count: usize,
         site: Site,
-    ) -> Result<SharedElements<T>, ShareError> {
+    ) -> Result<Shared<SharedElements<T>>, Error> {
         let has_max_buffers = self.with_rounds(HostRounds::has_max_buffers).unwrap_or(false);
         let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let refused = |status| (MemoryReport::without_memory(status), Err(io::ErrorKind::OutOfMemory.into()));
@@ -114,24 +109,28 @@ impl Group {
             (HAS_MAX_BUFFERS, Error::TooManyBuffers(BUFFERS_MAX)),
         ] {
             if reports.iter().any(|report| report.status == status) {
-                return Err(error.into());
+                return Err(error);
             }
         }
-        let mut exposed = created.map_err(|error| ShareError::Impossible(error.to_string()))?;
+        let mut exposed = match created {
+            Ok(exposed) => exposed,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
         if reports.iter().any(|report| report.status != MemoryReport::HAS_MEMORY) {
-            return Err(ShareError::Impossible("another rank could not create its memory".into()));
+            return Ok(Err("another rank could not create its memory".into()));
         }
         let others = reports.iter().enumerate().filter(|(rank, _)| *rank != self.rank.index());
         let opened: io::Result<Vec<RemoteBuffer>> =
             others.map(|(_, report)| report.open(RemoteBuffer::open)).collect();
-        let others = self.confirm(opened, site, set_layout)?;
-        exposed.close_file();
-        let alive = Arc::new(());
-        let weak = Arc::downgrade(&alive);
-        let has_dropped_buffers = self
-            .with_rounds(|host_rounds| host_rounds.register_buffer(&mut exposed, weak, others))
-            .ok_or_else(|| ShareError::Impossible("the job has failed".into()))?;
-        Ok(SharedElements { exposed, alive: Some(alive), has_dropped_buffers, element: PhantomData })
+        Ok(self.confirm(opened, site, set_layout)?.and_then(|others| {
+            exposed.close_file();
+            let alive = Arc::new(());
+            let weak = Arc::downgrade(&alive);
+            let has_dropped_buffers = self
+                .with_rounds(|host_rounds| host_rounds.register_buffer(&mut exposed, weak, others))
+                .ok_or("the job has failed")?;
+            Ok(SharedElements { exposed, alive: Some(alive), has_dropped_buffers, element: PhantomData })
+        }))
     }
 
     /// Calls `use_rounds` with the rounds of the group, which the core may have. Returns `None` if the job has failed.

@@ -171,14 +171,13 @@ impl<V> Collective<'_, V> {
             verb.prepare(&mut buffer.as_mut()[places.input]);
             return group.start_in_place(call, buffer);
         }
-        let (memory, target) = match places.start {
+        let (input, target) = match places.start {
             Some(start) => {
-                let mut memory = buffer.as_ref()[start..start + places.count].to_vec();
-                verb.prepare(&mut memory[places.input]);
-                (memory, start + places.result.start)
+                (start + places.input.start..start + places.input.end, start + places.result.start)
             }
-            None => (verb.fill(&places, buffer.as_ref())?, 0),
+            None => (0..count, 0),
         };
+        let memory = verb.fill(&places, &buffer.as_ref()[input])?;
         let (result, ended) = (places.result, group.start_in_place(call, memory)?);
         Ok(ended.and_then(move |memory| {
             buffer.as_mut()[target..target + result.len()].copy_from_slice(&memory[result]);

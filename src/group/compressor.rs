@@ -3,8 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::auto_choice::{AutoChoice, AutoReport};
-use crate::codec::Compression;
+use crate::codec::{AutoChoice, AutoReport, Compression};
 use crate::engine::Timestamp;
 use crate::runtime::error::Error;
 use crate::runtime::error_feedback::{CompressorState, ErrorMemory};

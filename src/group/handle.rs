@@ -16,10 +16,10 @@ const JOB_WAIT: Duration = Duration::from_millis(1);
 /// If you drop the handle, the operation continues and its result is discarded. The other ranks do not notice. A receive
 /// that has not matched a message is cancelled, as by [`Handle::cancel`].
 #[must_use = "wait for the operation to get its result"]
-pub struct Handle<R>(Option<HandleState<R>>);
+pub struct Handle<R>(HandleState<R>);
 
-/// `None` in a [`Handle`] after the result was taken or the operation was cancelled.
 enum HandleState<R> {
+    /// The result; [`Error::Taken`] after it was taken or the operation was cancelled.
     Ready(Result<R, Error>),
     Pending(Arc<SharedJob>, OpId, MakeResult<R>),
 }
@@ -31,7 +31,7 @@ type MakeResult<R> = Box<dyn FnOnce(OperationOutput) -> Result<R, Error> + Send>
 
 impl<R> Handle<R> {
     pub(super) fn ready(result: Result<R, Error>) -> Self {
-        Self(Some(HandleState::Ready(result)))
+        Self(HandleState::Ready(result))
     }
 
     pub(super) fn pending(
@@ -39,13 +39,17 @@ impl<R> Handle<R> {
         id: OpId,
         make_result: impl FnOnce(OperationOutput) -> Result<R, Error> + Send + 'static,
     ) -> Self {
-        Self(Some(HandleState::Pending(job, id, Box::new(make_result))))
+        Self(HandleState::Pending(job, id, Box::new(make_result)))
+    }
+
+    fn take(&mut self) -> HandleState<R> {
+        std::mem::replace(&mut self.0, HandleState::Ready(Err(Error::Taken)))
     }
 
     pub(super) fn downgrade(mut self) -> WeakHandle<R> {
-        WeakHandle(match self.0.take() {
-            Some(HandleState::Pending(job, id, make_result)) => Some((Arc::downgrade(&job), id, make_result)),
-            Some(HandleState::Ready(_)) | None => None,
+        WeakHandle(match self.take() {
+            HandleState::Pending(job, id, make_result) => Some((Arc::downgrade(&job), id, make_result)),
+            HandleState::Ready(_) => None,
         })
     }
 
@@ -54,30 +58,30 @@ impl<R> Handle<R> {
     where
         R: 'static,
     {
-        Handle(self.0.take().map(|state| match state {
-            HandleState::Ready(result) => HandleState::Ready(result.and_then(then)),
+        match self.take() {
+            HandleState::Ready(result) => Handle::ready(result.and_then(then)),
             HandleState::Pending(job, id, make_result) => {
-                HandleState::Pending(job, id, Box::new(|output| make_result(output).and_then(then)))
+                Handle::pending(job, id, |output| make_result(output).and_then(then))
             }
-        }))
+        }
     }
 
     /// Returns whether the operation has ended, with success or failure. If this method returns true, [`Handle::wait`]
     /// returns at once. The call also does all work of the job that needs no waiting.
     pub fn test(&self) -> bool {
         match &self.0 {
-            Some(HandleState::Pending(job, id, _)) => job.driver.test(*id),
-            Some(HandleState::Ready(_)) | None => true,
+            HandleState::Pending(job, id, _) => job.driver.test(*id),
+            HandleState::Ready(_) => true,
         }
     }
 
     /// Cancels a receive that has not matched a message, and returns true (`MPI_Cancel`). Waiting for a cancelled receive returns
     /// [`Error::Taken`]. Every other operation continues, because other ranks depend on it, and this method returns false.
     pub fn cancel(&mut self) -> bool {
-        let Some(HandleState::Pending(job, id, _)) = &self.0 else { return false };
+        let HandleState::Pending(job, id, _) = &self.0 else { return false };
         let is_cancelled = job.driver.core().cancel(*id, job.driver.now());
         if is_cancelled {
-            self.0 = None;
+            self.take();
         }
         is_cancelled
     }
@@ -88,7 +92,7 @@ impl<R> Handle<R> {
     ///
     /// The operation's error, for example if it missed its deadline.
     pub fn wait(mut self) -> Result<R, Error> {
-        match self.0.take().ok_or(Error::Taken)? {
+        match self.take() {
             HandleState::Ready(result) => result,
             HandleState::Pending(job, id, make_result) => {
                 make_result(job.driver.wait(id, None).unwrap_or(Err(Error::Taken))?)
@@ -112,7 +116,7 @@ impl<R> WeakHandle<R> {
     pub(super) fn upgrade(mut self) -> Option<Handle<R>> {
         let (job, id, make_result) = self.0.take()?;
         let job = job.upgrade()?;
-        Some(Handle(Some(HandleState::Pending(job, id, make_result))))
+        Some(Handle(HandleState::Pending(job, id, make_result)))
     }
 }
 
@@ -128,7 +132,7 @@ impl<R> Drop for WeakHandle<R> {
 
 impl<R> Drop for Handle<R> {
     fn drop(&mut self) {
-        if let Some(HandleState::Pending(job, id, _)) = &self.0 {
+        if let HandleState::Pending(job, id, _) = &self.0 {
             job.driver.core().discard_result(*id, job.driver.now());
         }
     }
@@ -168,7 +172,7 @@ pub fn wait_any<R>(handles: &[Handle<R>], timeout: Option<Duration>) -> Option<u
     // For each job: the indices of its handles, and their operations.
     let mut jobs: Vec<(&Arc<SharedJob>, Vec<usize>, Vec<OpId>)> = Vec::new();
     for (index, handle) in handles.iter().enumerate() {
-        let Some(HandleState::Pending(job, id, _)) = &handle.0 else { return Some(index) };
+        let HandleState::Pending(job, id, _) = &handle.0 else { return Some(index) };
         match jobs.iter_mut().find(|(known, ..)| Arc::ptr_eq(known, job)) {
             Some((_, indices, operations)) => {
                 indices.push(index);

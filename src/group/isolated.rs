@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Group;
-use super::join::{start_error, start_group};
+use super::join::start_group;
 use super::options::{JoinOptions, OPERATION_TIMEOUT};
 use super::state::{Origin, SharedJob};
 use super::streams::Streams;
-use crate::rendezvous::{Member, Roster, StartError};
+use crate::rendezvous::{Member, Roster, SharedSettings, StartError};
 use crate::transport::tcp::{CONNECT_TIMEOUT, IsolatedGroup, SocketOptions, TcpTransport};
 use crate::types::Rank;
 
@@ -43,51 +43,45 @@ impl Group {
         let timeout = options.operation_timeout.max(OPERATION_TIMEOUT);
         let sockets = SocketOptions::new(&options.congestion, timeout, options.pacing)
             .map_err(StartError::SocketOptions)?;
-        let (roster, transport) = self.connect_isolated(&job, origin, &options, sockets, epoch)?;
+        let transport = self.connect_isolated(&job, sockets, options.streams.initial_count(), epoch)?;
+        let member = |rank: &Rank| {
+            let member = &origin.roster.members[rank.index()];
+            let shared = SharedSettings { streams: options.streams.to_byte(), ..member.shared };
+            Member { shared, ..member.clone() }
+        };
         let reporter = origin.failure_reporter.as_ref();
         let origin = Origin {
+            roster: Roster { members: self.members.iter().map(member).collect() },
             options,
-            member: roster.members[self.rank.index()].clone(),
-            host_of_rank_0: origin.host_of_rank_0,
             ranks_per_processor: origin.ranks_per_processor,
             failure_reporter: reporter.map(|reporter| reporter.for_isolated_group(self.members())),
         };
-        start_group(origin, (self.rank, roster), epoch, |_, _| transport)
+        start_group(origin, self.rank, epoch, |_, _| transport)
     }
 
     fn connect_isolated(
         &mut self,
         job: &SharedJob,
-        origin: &Origin,
-        options: &JoinOptions,
         sockets: SocketOptions,
+        streams: u8,
         epoch: Instant,
-    ) -> Result<(Roster, TcpTransport), StartError> {
+    ) -> Result<TcpTransport, StartError> {
         let refused_queue = |source| StartError::System { what: "an event queue", source };
-        let id =
-            self.broadcast_object(&rand::random::<u64>(), Rank::ZERO).map_err(|error| start_error(&error))?;
+        let id = self.broadcast_object(&rand::random::<u64>(), Rank::ZERO)?;
         let group = IsolatedGroup { id, members: Arc::clone(&self.members) };
-        let (rank, streams) = (self.rank(), options.streams.initial_count());
         let core = || job.driver.core();
-        let created = core().link_driver.transport.sockets.create_isolated(group, rank, sockets, streams);
-        let mut own_member = origin.member.clone();
-        own_member.shared.streams = options.streams.to_byte();
-        // A rank that cannot take part must inform the other ranks, because they would wait for its connection.
-        let own_member = created.as_ref().map(|_| own_member).map_err(ToString::to_string);
-        // No rank dials before the ports of all ranks accept connections of the isolated group.
-        let members = self.all_gather_object(&own_member).map_err(|error| start_error(&error));
+        let created =
+            core().link_driver.transport.sockets.create_isolated(group, self.rank, sockets, streams);
+        // A rank that cannot take part must inform the other ranks, because they would wait for its connection. No rank dials
+        // before the ports of all ranks accept connections of the isolated group.
+        let ready = self.check_all(&created.as_ref().map(|_| ()).map_err(ToString::to_string));
         let mut transport = created.map_err(refused_queue)?;
-        let connected = members.and_then(|members| {
-            let members: Result<Vec<Member>, String> = members.into_iter().collect();
-            let roster = Roster { members: members.map_err(StartError::Isolated)? };
-            self.open_isolated_links(&mut transport, epoch)?;
-            Ok(roster)
-        });
+        let connected = ready.and_then(|()| self.open_isolated_links(&mut transport, epoch));
         // Even after a failure, the port must not accept connections of the isolated group any more.
         let taken = transport.take_accepted_from(&mut core().link_driver.transport.sockets);
-        let roster = connected?;
+        connected?;
         taken.map_err(refused_queue)?;
-        Ok((roster, transport))
+        Ok(transport)
     }
 
     /// Dials the higher ranks of an isolated group, and accepts the connections of the lower ranks, until all ranks have dialed.
@@ -105,7 +99,12 @@ impl Group {
                 Err(format!("the connection from rank {from} to rank {to} on {host} failed: {why}"))
             }
         });
-        let results = self.all_gather_object(&dialed).map_err(|error| start_error(&error))?;
+        self.check_all(&dialed)
+    }
+
+    /// Returns an error if any rank has one.
+    fn check_all(&mut self, own: &Result<(), String>) -> Result<(), StartError> {
+        let results = self.all_gather_object(own)?;
         results.into_iter().collect::<Result<(), String>>().map_err(StartError::Isolated)
     }
 

@@ -5,14 +5,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::exchange::{Exchanged, exchange, local_processors, user_secret_if_needed};
 use super::options::{JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES};
 use super::recording::RecordingFiles;
 use super::state::{Origin, SharedJob};
 use super::streams::Streams;
 use super::{Error, Group, tune};
 use crate::engine::Settings;
-use crate::rendezvous::{JoinMethod, Roster, SharedSettings, StartError, host_name};
+use crate::rendezvous::{
+    ExchangeOptions, JoinMethod, Roster, SharedSettings, StartError, exchange, host_name,
+    user_secret_if_needed,
+};
 use crate::runtime::failure_report::FailureReporter;
 use crate::transport::handshake::Identity;
 use crate::transport::listener::Listener;
@@ -39,15 +41,13 @@ impl Group {
             JoinMethod::Launched(launched) => Some(FailureReporter::of_launched_job(launched.world)),
             _ => None,
         };
-        let user_secret = user_secret_if_needed(options)?;
+        let user_secret = user_secret_if_needed(&options.method, &options.secret)?;
         let has_user_secret = user_secret.is_some();
-        let with_user_secret = user_secret.map(|secret| JoinOptions { secret, ..options.clone() });
-        let joined = join_and_report(with_user_secret.as_ref().unwrap_or(options), failure_reporter.clone());
-        let joined = joined.map_err(|error| match error {
-            error if has_user_secret && error.is_wrong_secret() => {
-                StartError::UserSecretDiffers { source: Box::new(error) }
-            }
-            error => error,
+        let secret = user_secret.unwrap_or_else(|| options.secret.clone());
+        let joined = join_and_report(JoinOptions { secret, ..options.clone() }, failure_reporter.clone());
+        let joined = joined.map_err(|error| {
+            let is_wrong = has_user_secret && error.is_wrong_secret();
+            if is_wrong { StartError::UserSecretDiffers { source: Box::new(error) } } else { error }
         });
         if let (Err(StartError::PeerLost { rank, host, .. }), Some(reporter)) = (&joined, &failure_reporter) {
             reporter.report_lost_at_start(*rank, host);
@@ -67,33 +67,44 @@ impl Group {
 }
 
 fn join_and_report(
-    options: &JoinOptions,
+    options: JoinOptions,
     failure_reporter: Option<FailureReporter>,
 ) -> Result<Group, StartError> {
     let epoch = Instant::now();
-    let files = RecordingFiles::open(options)?;
+    let files = RecordingFiles::open(&options)?;
     let sockets = SocketOptions::new(&options.congestion, options.operation_timeout, options.pacing)
         .map_err(StartError::SocketOptions)?;
-    let Some(exchanged) = exchange(options, &sockets)? else {
+    let processors = options.method.local_processors();
+    let exchange_options = ExchangeOptions {
+        method: &options.method,
+        secret: &options.secret,
+        ports: options.ports,
+        start_timeout: options.start_timeout,
+        host_id: options.host_id.as_deref(),
+        shared: SharedSettings {
+            segment_bytes: options.segment_bytes,
+            checksums: options.checksums,
+            processors,
+            streams: options.streams.to_byte(),
+            timeline: options.recording.timeline.is_some(),
+        },
+        sockets: &sockets,
+    };
+    let Some((listener, roster)) = exchange(&exchange_options)? else {
         let mut group = Group { timeout: options.operation_timeout, ..Group::solo() };
         let has_timeline = options.recording.timeline.is_some();
-        group.start_recording(files.into_recorder(options, (epoch, has_timeline)));
+        group.start_recording(files.into_recorder(epoch, has_timeline));
         return Ok(group);
     };
-    let Exchanged { rank, listener, roster, host_of_rank_0 } = exchanged;
+    let (rank, _) = options.method.rank_and_world();
     let has_timeline = check_settings(&roster)?.0.timeline;
     let local_ranks = roster.count_ranks_on_same_processors(rank) as u32;
-    let origin = Origin {
-        options: options.clone(),
-        member: roster.members[rank.index()].clone(),
-        host_of_rank_0,
-        ranks_per_processor: local_ranks.div_ceil(local_processors(options).max(1)),
-        failure_reporter,
-    };
-    let mut group = start_group(origin, (rank, roster), epoch, |addresses, streams| {
+    let ranks_per_processor = local_ranks.div_ceil(processors.max(1));
+    let origin = Origin { options, roster, ranks_per_processor, failure_reporter };
+    let mut group = start_group(origin, rank, epoch, |addresses, streams| {
         TcpTransport::new(listener, rank, addresses, sockets, streams)
     })?;
-    let recorder = files.into_recorder(options, (epoch, has_timeline));
+    let recorder = files.into_recorder(epoch, has_timeline);
     if let Some(recorder) = recorder.as_ref().filter(|recorder| recorder.has_timeline()) {
         run_setup(&mut group, |group| {
             recorder.set_start_offset(group.measure_clock(recorder)?);
@@ -105,21 +116,19 @@ fn join_and_report(
 }
 
 /// Creates the group of all ranks: opens the links to both neighbours, and agrees with the other ranks on all settings.
-/// `roster` has the addresses and settings of all ranks, and `epoch` is the start of the engine's clock. `create_transport` gets
-/// the addresses of all ranks and the number of connections of each link.
+/// `epoch` is the start of the engine's clock. `create_transport` gets the addresses of all ranks and the number of connections
+/// of each link.
 pub(super) fn start_group(
     origin: Origin,
-    (rank, mut roster): (Rank, Roster),
+    rank: Rank,
     epoch: Instant,
     create_transport: impl FnOnce(Vec<SocketAddr>, u8) -> TcpTransport,
 ) -> Result<Group, StartError> {
+    let roster = &origin.roster;
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
-    let (shared, streams) = check_settings(&roster)?;
+    let (shared, streams) = check_settings(roster)?;
     let has_own_processor = roster.local_rank_and_size(rank).1 == world && world.get() <= shared.processors;
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
-    if let Some(host) = origin.host_of_rank_0 {
-        roster.replace_unspecified_hosts(host);
-    }
     let sockets = create_transport(roster.addresses(), streams.initial_count());
     let settings = Settings {
         rank,
@@ -129,6 +138,7 @@ pub(super) fn start_group(
     };
     let JoinOptions { operation_timeout, transport, ref algorithms, .. } = origin.options;
     let own_selection = (transport, algorithms.to_string());
+    let machine_numbers = roster.machine_numbers();
     let counts = (chunk_bytes, streams.initial_count());
     let job = SharedJob::new((sockets, settings), epoch, counts, Some(origin))
         .map_err(|source| StartError::System { what: "an event queue", source })?;
@@ -138,7 +148,7 @@ pub(super) fn start_group(
         members: world.ranks().collect(),
         rank,
         world,
-        machine_numbers: roster.machine_numbers(),
+        machine_numbers,
         timeout: operation_timeout,
         // While the ranks agree on settings, this group must be the only owner of the job. So the retirement does not own the
         // job. The engine keeps the data of group 0 until the job ends.
@@ -181,17 +191,19 @@ fn run_setup(
     let result = set_up(group);
     group.id = id;
     group.timeout = timeout;
-    result.map_err(|error| start_error(&error))
+    Ok(result?)
 }
 
-pub(super) fn start_error(error: &Error) -> StartError {
-    match error.cause() {
-        Some(Cause::PeerLost { rank, host, seen_by, detail }) => {
-            let detail = format!("its connection to rank {seen_by} failed: {detail}");
-            StartError::PeerLost { rank: *rank, host: host.clone(), detail }
+impl From<Error> for StartError {
+    fn from(error: Error) -> Self {
+        match error.cause() {
+            Some(Cause::PeerLost { rank, host, seen_by, detail }) => {
+                let detail = format!("its connection to rank {seen_by} failed: {detail}");
+                Self::PeerLost { rank: *rank, host: host.clone(), detail }
+            }
+            Some(cause) => Self::Failed(cause.clone()),
+            None => Self::Refused(error.to_string()),
         }
-        Some(cause) => StartError::Failed(cause.clone()),
-        None => StartError::Refused(error.to_string()),
     }
 }
 

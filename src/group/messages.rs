@@ -76,20 +76,7 @@ impl Deref for Messenger {
 impl Group {
     /// Creates a messenger of this group.
     pub fn messenger(&self) -> Messenger {
-        Messenger(Arc::new(Self {
-            job: self.job.clone(),
-            id: self.id,
-            members: Arc::clone(&self.members),
-            rank: self.rank,
-            world: self.world,
-            machine_numbers: Arc::clone(&self.machine_numbers),
-            timeout: self.timeout,
-            self_job: Arc::clone(&self.self_job),
-            abort_error: Arc::clone(&self.abort_error),
-            retirement: Arc::clone(&self.retirement),
-            recorder: self.recorder.clone(),
-            ..Self::solo()
-        }))
+        Messenger(Arc::new(self.without_memory()))
     }
 
     /// Sends elements to rank `to`, and returns when the elements have left this rank. The send of a short message may return
@@ -156,7 +143,7 @@ impl Group {
     ) -> Result<Status, Error> {
         let elements = buffer.elements_mut()?;
         let room = elements.len();
-        self.receive_elements(elements, (source.into(), tag.into()), room, Site::here())
+        self.receive_elements(elements, self.pattern(source, tag)?, room, Site::here())
     }
 
     /// Receives as [`Group::receive`] does, but a message that is longer than the buffer does not fail the job. Such a message
@@ -172,20 +159,19 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Status, Error> {
-        let source = (source.into(), tag.into());
-        self.receive_elements(buffer.elements_mut()?, source, usize::MAX, Site::here())
+        self.receive_elements(buffer.elements_mut()?, self.pattern(source, tag)?, usize::MAX, Site::here())
     }
 
     /// Receives a message into the beginning of `elements`. If it has more than `count_max` elements, the job fails.
     fn receive_elements<T: Element>(
         &self,
         elements: &mut [T],
-        source: (Source, Option<u32>),
+        pattern: Pattern,
         count_max: usize,
         site: Site,
     ) -> Result<Status, Error> {
         let room = elements.len();
-        let (request, pattern) = self.receive_request_and_pattern::<T>(count_max, source, site)?;
+        let request = self.message_request::<T>(count_max, pattern.tag, site);
         let driver = &self.message_job()?.driver;
         if self.accepts_only_own_messages(pattern) && driver.probe(pattern, driver.now())?.is_none() {
             return Err(Error::NothingSent);
@@ -208,7 +194,7 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<(B, Status)>, Error> {
-        self.receive_into_owned(buffer, (source.into(), tag.into()), usize::MAX, Site::here())
+        self.receive_into_owned(buffer, self.pattern(source, tag)?, usize::MAX, Site::here())
     }
 
     /// Asynchronously receives a message of at most `count_max` elements into new memory of the length of the message.
@@ -223,8 +209,8 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<Received<T>>, Error> {
-        let source = (source.into(), tag.into());
-        self.submit_receive(Vec::<T>::new(), source, count_max, Site::here(), |memory, status| {
+        let pattern = self.pattern(source, tag)?;
+        self.submit_receive(Vec::<T>::new(), pattern, count_max, Site::here(), |memory, status| {
             Ok(Received { elements: memory.into_owned().ok_or(Error::Taken)?, status })
         })
     }
@@ -242,19 +228,19 @@ impl Group {
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<(B, Status)>, Error> {
         let room = buffer.as_ref().len();
-        self.receive_into_owned(buffer, (source.into(), tag.into()), room, Site::here())
+        self.receive_into_owned(buffer, self.pattern(source, tag)?, room, Site::here())
     }
 
     /// Begins to receive a message of at most `count_max` elements, which is an error if it does not fit into `buffer`.
     fn receive_into_owned<B: OwnedBuffer>(
         &self,
         buffer: B,
-        source: (Source, Option<u32>),
+        pattern: Pattern,
         count_max: usize,
         site: Site,
     ) -> Result<Handle<(B, Status)>, Error> {
         let room = buffer.as_ref().len();
-        self.submit_receive(buffer, source, count_max, site, move |memory, status| {
+        self.submit_receive(buffer, pattern, count_max, site, move |memory, status| {
             let status = check_length(status, room)?;
             Ok((memory.into_owned().ok_or(Error::Taken)?, status))
         })
@@ -264,12 +250,12 @@ impl Group {
     fn submit_receive<B: OwnedBuffer, R>(
         &self,
         buffer: B,
-        source: (Source, Option<u32>),
+        pattern: Pattern,
         count_max: usize,
         site: Site,
         make_result: impl FnOnce(Memory, Status) -> Result<R, Error> + Send + 'static,
     ) -> Result<Handle<R>, Error> {
-        let (request, pattern) = self.receive_request_and_pattern::<B::Element>(count_max, source, site)?;
+        let request = self.message_request::<B::Element>(count_max, pattern.tag, site);
         let job = self.message_job()?;
         let memory = Memory::owned(buffer).or_allocated_for::<B::Element>(count_max);
         let id = job.driver.submit(request, Submission::Receive(pattern, memory))?;
@@ -300,11 +286,11 @@ impl Group {
         let (send_request, to) =
             self.send_request::<I::Element>(elements.len(), (to, send_tag.into()), site)?;
         // Check the arguments of the receive before anything is sent.
-        self.pattern(source, receive_tag)?;
+        let pattern = self.pattern(source, receive_tag)?;
         let driver = &self.message_job()?.driver;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         let room = buffer.len();
-        let mut receive = || self.receive_elements(buffer, (source, receive_tag), room, site);
+        let mut receive = || self.receive_elements(buffer, pattern, room, site);
         if driver.try_send_directly(&send_request, to, bytes) {
             return receive();
         }
@@ -329,7 +315,7 @@ impl Group {
         tag: impl Into<Option<u32>>,
         timeout: Duration,
     ) -> Result<Option<Status>, Error> {
-        let pattern = self.pattern(source.into(), tag.into())?;
+        let pattern = self.pattern(source, tag)?;
         let driver = &self.message_job()?.driver;
         let timeout = if self.accepts_only_own_messages(pattern) { Duration::ZERO } else { timeout };
         let until = driver.now().saturating_add(timeout);
@@ -346,23 +332,14 @@ impl Group {
         if tag == ANY_TAG {
             return Err(Error::InvalidTag);
         }
-        Ok((OperationRequest { mode, ..self.message_request::<T>(count, tag, site) }, self.world_rank(to)?))
+        let request = self.message_request::<T>(count, Some(tag), site);
+        Ok((OperationRequest { mode, ..request }, self.world_rank(to)?))
     }
 
-    fn receive_request_and_pattern<T: Element>(
-        &self,
-        count_max: usize,
-        (source, tag): (Source, Option<u32>),
-        site: Site,
-    ) -> Result<(OperationRequest, Pattern), Error> {
-        let pattern = self.pattern(source, tag)?;
+    fn message_request<T: Element>(&self, count: usize, tag: Option<u32>, site: Site) -> OperationRequest {
         // A message cannot be longer than the address space.
-        let count_max = count_max.min(isize::MAX as usize / size_of::<T>());
-        Ok((self.message_request::<T>(count_max, tag.unwrap_or(ANY_TAG), site), pattern))
-    }
-
-    fn message_request<T: Element>(&self, count: usize, tag: u32, site: Site) -> OperationRequest {
-        let contract = Contract::message(T::DTYPE, count as u64, tag);
+        let count = count.min(isize::MAX as usize / size_of::<T>()) as u64;
+        let contract = Contract::message(T::DTYPE, count, tag.unwrap_or(ANY_TAG));
         OperationRequest::new(self.id, contract, self.timeout, site)
     }
 
@@ -373,10 +350,10 @@ impl Group {
         }
     }
 
-    fn pattern(&self, source: Source, tag: Option<u32>) -> Result<Pattern, Error> {
-        let source = match source {
-            Source::Any => None,
-            Source::Rank(rank) => Some(self.world_rank(rank)?),
+    fn pattern(&self, source: impl Into<Source>, tag: impl Into<Option<u32>>) -> Result<Pattern, Error> {
+        let (source, tag) = match source.into() {
+            Source::Any => (None, tag.into()),
+            Source::Rank(rank) => (Some(self.world_rank(rank)?), tag.into()),
         };
         if tag == Some(ANY_TAG) {
             return Err(Error::InvalidTag);

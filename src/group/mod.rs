@@ -1,14 +1,12 @@
 //! The public API: a [`Group`] of ranks, and the collectives that the ranks call together.
 
 mod alloc;
-mod auto_choice;
 mod auto_compression;
 mod call;
 mod clock;
 mod collective;
 mod collectives;
 mod compressor;
-mod exchange;
 mod foreign;
 mod handle;
 mod isolated;
@@ -34,7 +32,10 @@ mod tune;
 mod verb_plans;
 pub mod verbs;
 
+pub use crate::codec::AutoReport;
 pub use crate::engine::SendMode;
+#[cfg(feature = "train")]
+pub use crate::observe::timeline_report::TimelineReport;
 pub use crate::rendezvous::{Checksums, JoinMethod};
 pub use crate::runtime::buffer::{Buffer, Input, OwnedBuffer};
 pub use crate::runtime::driver::Interrupt;
@@ -44,7 +45,6 @@ pub use crate::runtime::measurements::{LinkBytes, Profile, Spent, Statistics};
 pub(crate) use crate::shm::HandoverBuffer;
 pub use crate::wire::Cause;
 pub use alloc::SharedBuffer;
-pub use auto_choice::AutoReport;
 pub use compressor::Compressor;
 pub use foreign::ForeignBuffer;
 pub use handle::{Handle, wait_all, wait_any};
@@ -54,5 +54,3 @@ pub use selection::{Algorithms, LocalTransport};
 pub use site::at;
 pub use state::Group;
 pub use streams::Streams;
-#[cfg(feature = "train")]
-pub use timeline::TimelineReport;

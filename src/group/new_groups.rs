@@ -89,16 +89,12 @@ impl Group {
         let own = self.members[self.rank.index()];
         let rank = members.iter().position(|&member| member == own).unwrap_or_default();
         Self {
-            job: self.job.clone(),
             id,
             rank: Rank::new(rank as u32),
             world: WorldSize::new(members.len() as u32).unwrap_or(WorldSize::ONE),
             members,
-            machine_numbers: Arc::clone(&self.machine_numbers),
-            timeout: self.timeout,
-            recorder: self.recorder.clone(),
             retirement: Arc::new(GroupRetirement(self.job.clone().map(|job| (job, id)))),
-            ..Self::solo()
+            ..self.without_memory()
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -40,6 +40,7 @@ impl Group {
 pub(super) struct RecordingFiles {
     identity: RankIdentity,
     flight: Option<FlightDirectory>,
+    timeline_path: Option<PathBuf>,
 }
 
 impl RecordingFiles {
@@ -60,16 +61,12 @@ impl RecordingFiles {
         if let Some(path) = options.recording.timeline.as_deref().filter(|_| rank == Rank::ZERO) {
             check_writable(path).map_err(|source| failed("timeline", path, source))?;
         }
-        Ok(Self { identity, flight })
+        Ok(Self { identity, flight, timeline_path: options.recording.timeline.clone() })
     }
 
     /// Returns the recorder, if anything is recorded. `has_timeline` says whether the ranks record a timeline from `epoch` on.
-    pub(super) fn into_recorder(
-        self,
-        options: &JoinOptions,
-        (epoch, has_timeline): (Instant, bool),
-    ) -> Option<Arc<Recorder>> {
-        let timeline = has_timeline.then(|| (self.identity, options.recording.timeline.clone()));
+    pub(super) fn into_recorder(self, epoch: Instant, has_timeline: bool) -> Option<Arc<Recorder>> {
+        let timeline = has_timeline.then_some((self.identity, self.timeline_path));
         Recorder::new(epoch, self.flight, timeline).map(Arc::new)
     }
 }

@@ -1,6 +1,7 @@
 //! The selection of the algorithm for an operation and the size of its buffer.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use crate::schedule::cost::{self, LinkCost};
@@ -35,26 +36,17 @@ pub enum LocalTransport {
 /// As text, `ring` means the ring for every size, and `direct:0-65536;ring:65537-max` names an algorithm for each range of
 /// sizes. If an operation does not have the requested algorithm, it uses its algorithm with the lowest cost.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Algorithms(Vec<AlgorithmRange>);
-
-/// The algorithm for buffers of `bytes_min` to `bytes_max` bytes. Both ends belong to the range.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct AlgorithmRange {
-    algorithm: Algorithm,
-    bytes_min: u64,
-    bytes_max: u64,
-}
+pub struct Algorithms(Vec<(Algorithm, RangeInclusive<u64>)>);
 
 impl Algorithms {
     /// Returns fixed ranges. With them, all runs on the same hosts give the same bits. Measured costs may differ from run to run.
     pub fn reproducible() -> Self {
-        let range = |algorithm, bytes_min, bytes_max| AlgorithmRange { algorithm, bytes_min, bytes_max };
         Self(vec![
             // For groups with several hosts and several ranks on a host.
-            range(Algorithm::Hierarchy, 0, u64::MAX),
-            range(Algorithm::OneShot, 0, 8 << 10),
-            range(Algorithm::Direct, (8 << 10) + 1, 256 << 10),
-            range(Algorithm::Ring, (256 << 10) + 1, u64::MAX),
+            (Algorithm::Hierarchy, 0..=u64::MAX),
+            (Algorithm::OneShot, 0..=8 << 10),
+            (Algorithm::Direct, (8 << 10) + 1..=256 << 10),
+            (Algorithm::Ring, (256 << 10) + 1..=u64::MAX),
         ])
     }
 
@@ -64,8 +56,7 @@ impl Algorithms {
     }
 
     fn for_bytes(&self, bytes: u64) -> impl Iterator<Item = Algorithm> {
-        let contains = move |range: &&AlgorithmRange| (range.bytes_min..=range.bytes_max).contains(&bytes);
-        self.0.iter().filter(contains).map(|range| range.algorithm)
+        self.0.iter().filter(move |(_, range)| range.contains(&bytes)).map(|(algorithm, _)| *algorithm)
     }
 }
 
@@ -76,7 +67,7 @@ impl FromStr for Algorithms {
         if text == "auto" {
             return Ok(Self::default());
         }
-        let ranges: Vec<AlgorithmRange> = text.split(';').map(parse_range).collect::<Result<_, _>>()?;
+        let ranges: Vec<_> = text.split(';').map(parse_range).collect::<Result<_, _>>()?;
         if ranges.len() > RANGES_MAX {
             return Err(format!("more than {RANGES_MAX} ranges"));
         }
@@ -85,7 +76,7 @@ impl FromStr for Algorithms {
 }
 
 /// Parses an algorithm with its range of sizes, for example `ring:65537-max`. Without a range, the range is all sizes.
-fn parse_range(text: &str) -> Result<AlgorithmRange, String> {
+fn parse_range(text: &str) -> Result<(Algorithm, RangeInclusive<u64>), String> {
     let (name, bytes) = text.split_once(':').unwrap_or((text, "0-max"));
     let algorithm = cost::requestable_algorithms().find(|algorithm| algorithm.name() == name);
     let algorithm = algorithm.ok_or_else(|| {
@@ -100,7 +91,7 @@ fn parse_range(text: &str) -> Result<AlgorithmRange, String> {
     if bytes_min > bytes_max {
         return Err(invalid_range());
     }
-    Ok(AlgorithmRange { algorithm, bytes_min, bytes_max })
+    Ok((algorithm, bytes_min..=bytes_max))
 }
 
 impl fmt::Display for Algorithms {
@@ -108,12 +99,12 @@ impl fmt::Display for Algorithms {
         if self.0.is_empty() {
             return f.write_str("auto");
         }
-        for (index, AlgorithmRange { algorithm, bytes_min, bytes_max }) in self.0.iter().enumerate() {
+        for (index, (algorithm, bytes)) in self.0.iter().enumerate() {
             let separator = if index == 0 { "" } else { ";" };
-            let name = algorithm.name();
-            match *bytes_max {
-                u64::MAX => write!(f, "{separator}{name}:{bytes_min}-max")?,
-                bytes_max => write!(f, "{separator}{name}:{bytes_min}-{bytes_max}")?,
+            write!(f, "{separator}{}:{}-", algorithm.name(), bytes.start())?;
+            match *bytes.end() {
+                u64::MAX => f.write_str("max")?,
+                bytes_max => write!(f, "{bytes_max}")?,
             }
         }
         Ok(())
@@ -138,8 +129,11 @@ impl AlgorithmSelection {
         bytes: u64,
         medium: Medium<'_>,
     ) -> Algorithm {
-        let possible = match medium {
-            Medium::SharedMemory => possible_algorithms_in_shared_memory(operation),
+        let possible: &[Algorithm] = match medium {
+            Medium::SharedMemory if operation == Operation::AllReduce => {
+                &[Algorithm::OneShot, Algorithm::Direct]
+            }
+            Medium::SharedMemory => &[Algorithm::Direct],
             Medium::Links | Medium::Hosts(_) => cost::possible_algorithms(operation),
         };
         let is_hierarchical =
@@ -156,13 +150,6 @@ impl AlgorithmSelection {
             _ if matches!(medium, Medium::SharedMemory) => cheapest_in_shared_memory(world, bytes),
             _ => self.link_cost.cheapest(operation, world, bytes),
         })
-    }
-}
-
-fn possible_algorithms_in_shared_memory(operation: Operation) -> &'static [Algorithm] {
-    match operation {
-        Operation::AllReduce => &[Algorithm::OneShot, Algorithm::Direct],
-        _ => &[Algorithm::Direct],
     }
 }
 

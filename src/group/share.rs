@@ -78,26 +78,8 @@ impl MemoryReport {
     }
 }
 
-pub(super) enum ShareError {
-    Failed(Error),
-    /// Sharing memory is not possible, for this reason. No rank uses the memory.
-    Impossible(String),
-}
-
-impl ShareError {
-    pub(super) fn reason(self) -> Result<String, Error> {
-        match self {
-            Self::Failed(error) => Err(error),
-            Self::Impossible(why) => Ok(why),
-        }
-    }
-}
-
-impl From<Error> for ShareError {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
-}
+/// The memory that all ranks have, or why no rank uses it.
+pub(super) type Shared<R> = Result<R, String>;
 
 impl Group {
     /// Creates shared memory for the group, if shared memory is possible and TCP was not requested. All ranks of the group have
@@ -108,15 +90,14 @@ impl Group {
             return Ok(());
         }
         let shared = if self.local_size() == self.world {
-            self.new_host_rounds().map(|host_rounds| {
+            self.new_host_rounds()?.map(|host_rounds| {
                 self.shares_memory = true;
                 self.host_rounds = Some(Box::new(host_rounds));
             })
         } else {
-            self.share_memory_on_each_host()
+            self.share_memory_on_each_host()?
         };
-        let Err(error) = shared else { return Ok(()) };
-        let why = error.reason()?;
+        let Err(why) = shared else { return Ok(()) };
         if requested == LocalTransport::Shm {
             return Err(Error::System { what: "shared memory", detail: why });
         }
@@ -125,40 +106,36 @@ impl Group {
     }
 
     /// Creates shared memory for the ranks of each host, if all hosts can. All ranks of the group have to call this method.
-    fn share_memory_on_each_host(&mut self) -> Result<(), ShareError> {
+    fn share_memory_on_each_host(&mut self) -> Result<Shared<()>, Error> {
         let machine = |rank: &Rank| self.machine_numbers.get(rank.index()).copied().unwrap_or_default();
         let machines: Vec<u32> = self.members.iter().map(machine).collect();
-        let Some(layout) = HostLayout::new(&machines, self.rank) else { return Ok(()) };
-        let stage_rounds = match self.new_stage_rounds() {
-            Ok(stage_rounds) => Ok(stage_rounds),
-            Err(error) => Err(error.reason()?),
-        };
+        let Some(layout) = HostLayout::new(&machines, self.rank) else { return Ok(Ok(())) };
+        let stage_rounds = self.new_stage_rounds()?;
         let stage_rounds = self.confirm(stage_rounds, Site::here(), |_| {})?;
-        self.hierarchical_data = Some(HierarchicalData { layout, stage_rounds });
-        Ok(())
+        let hierarchical_data = |stage_rounds| HierarchicalData { layout, stage_rounds };
+        Ok(stage_rounds.map(|rounds| self.hierarchical_data = Some(hierarchical_data(rounds))))
     }
 
     /// Creates the rounds of the first and of the last stage for the members on this host; none for a rank that is alone.
-    fn new_stage_rounds(&self) -> Result<Vec<HostRounds>, ShareError> {
+    fn new_stage_rounds(&self) -> Result<Shared<Vec<HostRounds>>, Error> {
         if self.local_size() == WorldSize::ONE {
-            return Ok(Vec::new());
+            return Ok(Ok(Vec::new()));
         }
         let mut local = self.local_group();
-        Ok(vec![local.new_host_rounds()?, local.new_host_rounds()?])
+        Ok([local.new_host_rounds()?, local.new_host_rounds()?].into_iter().collect())
     }
 
     /// Creates shared memory for a group whose ranks are all on this host. All ranks of the group have to call this method.
-    fn new_host_rounds(&mut self) -> Result<HostRounds, ShareError> {
+    fn new_host_rounds(&mut self) -> Result<Shared<HostRounds>, Error> {
         if self.world.get() > RankSet::RANKS_MAX {
             let (ranks_max, world) = (RankSet::RANKS_MAX, self.world);
-            let why = format!("at most {ranks_max} ranks can share memory, and the group has {world}");
-            return Err(ShareError::Impossible(why));
+            return Ok(Err(format!("at most {ranks_max} ranks can share memory, and the group has {world}")));
         }
         let size = RoundsSize { ranks: self.world.as_usize(), slot_bytes: SLOT_BYTES };
         let rank = self.rank.index();
         let rounds =
             self.share_segment(size.bytes(), |segment| ShmRounds::new(Arc::new(segment), size, rank))?;
-        Ok(HostRounds::new(rounds, Arc::clone(&self.members), self.meter()))
+        Ok(rounds.map(|rounds| HostRounds::new(rounds, Arc::clone(&self.members), self.meter())))
     }
 
     /// Creates memory of `count` words that the ranks of the group use in turns. Returns `None` if the ranks do not share memory.
@@ -167,11 +144,9 @@ impl Group {
         if !self.shares_memory {
             return Ok(None);
         }
-        let shared = self.share_segment(HandoverBuffer::segment_bytes(count), HandoverBuffer);
-        let Err(error) = shared else { return Ok(shared.ok()) };
-        let why = error.reason()?;
-        log::info!("group {} shares no memory for gradients: {why}", self.id);
-        Ok(None)
+        let shared = self.share_segment(HandoverBuffer::segment_bytes(count), HandoverBuffer)?;
+        let log = |why| log::info!("group {} shares no memory for gradients: {why}", self.id);
+        Ok(shared.map_err(log).ok())
     }
 
     /// Makes the links between ranks of this host go through queues in shared memory, if all these ranks can map the memory.
@@ -199,9 +174,8 @@ impl Group {
         // rank adds its queues before it reports that it has the memory.
         let added = local.share_segment(layout.bytes(), |memory| {
             job.driver.core().link_driver.transport.add_queues(&Arc::new(memory), layout, &members, own);
-        });
-        if let Err(error) = added {
-            let why = error.reason()?;
+        })?;
+        if let Err(why) = added {
             job.driver.core().link_driver.transport.remove_queues();
             log::info!("the ranks of this host exchange messages over TCP: {why}");
             return Ok(());
@@ -216,7 +190,7 @@ impl Group {
         &mut self,
         bytes: usize,
         prepare: impl FnOnce(Segment) -> R,
-    ) -> Result<R, ShareError> {
+    ) -> Result<Shared<R>, Error> {
         let (mut report, created) = match self.rank {
             Rank::ZERO => MemoryReport::create(bytes, Segment::create, Segment::location),
             _ => (MemoryReport::zeroed(), Err(io::ErrorKind::NotFound.into())),
@@ -232,7 +206,7 @@ impl Group {
         });
         // This direct all-gather also opens the links over which ranks wake each other.
         let set_direct = |contract: &mut Contract| contract.algorithm = Algorithm::Direct;
-        self.confirm(opened, Site::here(), set_direct).map(|(prepared, _file)| prepared)
+        Ok(self.confirm(opened, Site::here(), set_direct)?.map(|(prepared, _file)| prepared))
     }
 
     /// Returns this rank's memory if all ranks have theirs. `change` sets what the ranks agree on besides.
@@ -241,12 +215,11 @@ impl Group {
         own: Result<R, E>,
         site: Site,
         change: impl FnOnce(&mut Contract),
-    ) -> Result<R, ShareError> {
+    ) -> Result<Shared<R>, Error> {
         let all = self.gather_numbers([u64::from(own.is_ok())], site, change)?;
-        let own = own.map_err(|error| ShareError::Impossible(error.to_string()))?;
-        if all.contains(&[0]) {
-            return Err(ShareError::Impossible("another rank could not open the memory of a peer".into()));
+        if own.is_ok() && all.contains(&[0]) {
+            return Ok(Err("another rank could not open the memory of a peer".into()));
         }
-        Ok(own)
+        Ok(own.map_err(|error| error.to_string()))
     }
 }

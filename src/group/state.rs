@@ -1,7 +1,6 @@
 //! The state of a group and of its job.
 
 use std::io;
-use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
@@ -13,7 +12,7 @@ use super::options::{JoinOptions, OPERATION_TIMEOUT};
 use super::selection::AlgorithmSelection;
 use crate::engine::Settings;
 use crate::observe::recorder::Recorder;
-use crate::rendezvous::Member;
+use crate::rendezvous::Roster;
 use crate::runtime::driver::{Core, Driver, Interrupt};
 use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
@@ -66,9 +65,8 @@ impl SharedJob {
 /// The options with which this rank joined its job. The rank starts isolated jobs with the same options.
 pub(super) struct Origin {
     pub(super) options: JoinOptions,
-    pub(super) member: Member,
-    /// The address of rank 0's host (see `Exchanged`).
-    pub(super) host_of_rank_0: Option<IpAddr>,
+    /// The ranks of the job, and the addresses at which this rank reaches them.
+    pub(super) roster: Roster,
     /// The number of ranks on this machine for each of its processors, rounded up.
     pub(super) ranks_per_processor: u32,
     /// Reports failures of the job to `ringrun`; `None` if `ringrun` did not start the job.
@@ -156,6 +154,24 @@ impl Group {
             compressed_calls: 0,
             recorder: None,
             retirement: Arc::new(GroupRetirement(None)),
+        }
+    }
+
+    /// Returns the same group without its shared memory, for messages or for other collectives.
+    pub(super) fn without_memory(&self) -> Self {
+        Self {
+            job: self.job.clone(),
+            id: self.id,
+            members: Arc::clone(&self.members),
+            rank: self.rank,
+            world: self.world,
+            machine_numbers: Arc::clone(&self.machine_numbers),
+            timeout: self.timeout,
+            self_job: Arc::clone(&self.self_job),
+            abort_error: Arc::clone(&self.abort_error),
+            retirement: Arc::clone(&self.retirement),
+            recorder: self.recorder.clone(),
+            ..Self::solo()
         }
     }
 

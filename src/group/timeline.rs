@@ -1,9 +1,8 @@
 //! Gathers the timelines of all ranks.
 
-use std::fmt;
 use std::fs::File;
-use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::io::Write as _;
+use std::path::Path;
 
 use super::clock::CLOCK_TAG;
 use super::{Error, Group};
@@ -11,54 +10,11 @@ use crate::observe::clock_offset::ClockMap;
 use crate::observe::perfetto;
 use crate::observe::recorder::Recorder;
 use crate::observe::timeline::TimelineContent;
-use crate::types::{Rank, SETUP_GROUP, counted};
+use crate::observe::timeline_report::TimelineReport;
+use crate::types::{Rank, SETUP_GROUP};
 
 /// The longest timeline of a rank that rank 0 accepts, in bytes. With the limits of operations and spans, it has some 100 MB.
 const TIMELINE_BYTES_MAX: usize = 256 << 20;
-
-/// A timeline that rank 0 has written.
-#[derive(Clone, PartialEq, Debug)]
-pub struct TimelineReport {
-    /// The file.
-    pub path: PathBuf,
-    /// The number of ranks.
-    pub ranks: u32,
-    /// The number of operations of all ranks in the timeline.
-    pub operations: u64,
-    /// The number of operations, steps of operations and parts of training that the ranks left out, because there were too many.
-    pub left_out: u64,
-    /// The largest possible error of the times of a rank relative to rank 0, in microseconds.
-    pub clock_error_us: f64,
-    /// Why the file is not complete; `None` if it is.
-    pub problem: Option<String>,
-}
-
-impl fmt::Display for TimelineReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, ranks, operations, left_out, clock_error_us, problem } = self;
-        if let Some(problem) = problem {
-            return write!(f, "warning: the timeline {} could not be written: {problem}", path.display());
-        }
-        write!(
-            f,
-            "timeline {}: {} of {}, clocks within {clock_error_us:.1} us",
-            path.display(),
-            counted(operations, "operation"),
-            counted(ranks, "rank")
-        )?;
-        if *left_out > 0 {
-            write!(
-                f,
-                "; the last {left_out} operations, steps and parts of training did not fit and are left out"
-            )?;
-        }
-        Ok(())
-    }
-}
-
-/// What rank 0 needs to know of a rank's timeline, as numbers of a message: the number of operations, the number of events that
-/// were left out, and the error of the clock in nanoseconds.
-type TimelineSummary = [u64; 3];
 
 impl Group {
     /// Ends the timeline, and writes it to the file of [`JoinOptions::recording`](super::JoinOptions::recording) on rank 0,
@@ -92,37 +48,33 @@ impl Group {
         let end = if self.job.is_some() { Some(self.measure_clock(recorder)?) } else { None };
         let clock = ClockMap::new(recorder.start_offset(), end);
         let bytes = perfetto::encode(content, clock);
-        let operations = content.operations.len() as u64;
         let left_out = content.left_out.operations + content.left_out.spans + content.left_out.parts;
-        let summary: TimelineSummary = [operations, left_out, clock.error_ns() as u64];
+        let mut report = TimelineReport {
+            path: recorder.timeline_path().unwrap_or(Path::new("")).to_owned(),
+            ranks: self.world.get(),
+            operations: content.operations.len() as u64,
+            left_out,
+            clock_error_us: clock.error_ns() as f64 / 1e3,
+            problem: None,
+        };
         if self.rank != Rank::ZERO {
+            let summary = [report.operations, report.left_out, clock.error_ns() as u64];
             self.send(&summary, Rank::ZERO, CLOCK_TAG)?;
             self.send(&bytes, Rank::ZERO, CLOCK_TAG)?;
             return Ok(None);
         }
-        let path = recorder.timeline_path().unwrap_or(Path::new("")).to_owned();
-        let mut file = File::create(&path).and_then(|mut file| file.write_all(&bytes).map(|()| file));
-        let mut all = vec![summary];
+        let mut file = File::create(&report.path).and_then(|mut file| file.write_all(&bytes).map(|()| file));
         for peer in self.world.ranks().skip(1) {
-            let mut summary: TimelineSummary = [0; 3];
+            let mut summary = [0u64; 3];
             self.receive(&mut summary, peer, CLOCK_TAG)?;
             let bytes = self.receive_async::<u8>(TIMELINE_BYTES_MAX, peer, CLOCK_TAG)?.wait()?.elements;
             file = file.and_then(|mut file| file.write_all(&bytes).map(|()| file));
-            all.push(summary);
+            let [operations, left_out, error_ns] = summary;
+            report.operations = report.operations.saturating_add(operations);
+            report.left_out = report.left_out.saturating_add(left_out);
+            report.clock_error_us = report.clock_error_us.max(error_ns as f64 / 1e3);
         }
-        Ok(Some(make_report(path, &all, file.err())))
-    }
-}
-
-fn make_report(path: PathBuf, all: &[TimelineSummary], error: Option<io::Error>) -> TimelineReport {
-    let sum = |index: usize| all.iter().map(|summary| summary[index]).fold(0, u64::saturating_add);
-    let error_ns = all.iter().map(|summary| summary[2]).max().unwrap_or_default();
-    TimelineReport {
-        path,
-        ranks: all.len() as u32,
-        operations: sum(0),
-        left_out: sum(1),
-        clock_error_us: error_ns as f64 / 1e3,
-        problem: error.map(|error| error.to_string()),
+        report.problem = file.err().map(|error| error.to_string());
+        Ok(Some(report))
     }
 }

@@ -17,4 +17,6 @@ pub mod recording_options;
 mod span;
 pub(crate) mod step;
 pub(crate) mod timeline;
+#[cfg(feature = "train")]
+pub(crate) mod timeline_report;
 pub(crate) mod training_thread;

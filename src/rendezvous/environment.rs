@@ -2,7 +2,9 @@
 
 use std::env;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZero;
 use std::path::PathBuf;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use super::environment_error::EnvironmentError;
@@ -60,6 +62,15 @@ impl JoinMethod {
             Self::Launched(launched) => (launched.rank, launched.world),
             Self::Discovered(discovered) => (discovered.rank, discovered.world),
         }
+    }
+
+    /// Returns the number of processors of the ranks of this host. A launcher that binds ranks to processors sets the number.
+    pub(crate) fn local_processors(&self) -> u32 {
+        let from_launcher = match self {
+            Self::Launched(launched) => launched.local_processors,
+            _ => None,
+        };
+        from_launcher.unwrap_or_else(|| available_parallelism().map_or(1, NonZero::get) as u32)
     }
 
     /// Returns the start timeout that the environment sets.

@@ -11,6 +11,7 @@ mod client;
 mod environment;
 mod environment_error;
 mod error;
+mod exchange;
 mod exit_report;
 mod inherited_pipe;
 mod message;
@@ -32,6 +33,7 @@ pub use environment::{
 };
 pub use environment_error::EnvironmentError;
 pub use error::StartError;
+pub(crate) use exchange::{ExchangeOptions, exchange, user_secret_if_needed};
 pub(crate) use exit_report::{EXIT_PIPE_VARIABLE, ReportImportance, report_to_launcher};
 pub use nodes::{MetNodes, NodeOptions, meet_nodes};
 pub use other_launcher::{DiscoveredRank, OtherLauncher, RendezvousHost};

@@ -20,9 +20,9 @@ pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 
 /// Computes an exclusive prefix: rank r gets the reduction of the contributions of ranks 0 to r-1, in rank order.
 ///
-/// The buffer has 2 * `count` elements. The first half contains the rank's contribution and, after the operation, the
-/// inclusive prefix. The second half is for the result, which is unspecified on rank 0. Rank r sends its inclusive prefix to
-/// rank r+1 twice, because a rank can apply a message to only one range of the buffer.
+/// The first half of the buffer contains the rank's contribution and, after the operation, the inclusive prefix. The second half
+/// is for the result, which is unspecified on rank 0. Each rank sends its inclusive prefix to the next rank twice, because a rank
+/// can apply a message to only one range of the buffer.
 pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (previous, next) = previous_and_next_in_chain(world, rank);
     if previous.is_none() && next.is_none() {

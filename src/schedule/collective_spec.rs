@@ -20,14 +20,13 @@ pub enum CollectiveSpec {
     AllGather(Partition),
     /// Every rank gets the contents of the root's buffer.
     Broadcast { count: usize, root: Rank },
-    /// The root gets the parts of all ranks. The root's buffer has space for all parts. The buffer of every
-    /// rank except the root contains only that rank's part.
+    /// The root's buffer has space for all parts. The buffer of every other rank contains only that rank's part.
     Gather { partition: Partition, root: Rank },
     /// Every rank gets its part of the root's buffer. The buffers have the same lengths as in `Gather`.
     Scatter { partition: Partition, root: Rank },
-    /// Each rank sends a part to each other rank. The buffer contains the elements to send and then the elements to
-    /// receive: part r of `send` goes to rank r, and part r of `receive` comes from rank r. The caller copies the part
-    /// that the rank sends to itself. If `is_even` is true, all parts have the same length.
+    /// The buffer contains the elements to send and then those to receive: part r of `send` goes to rank r, and part r of
+    /// `receive` comes from rank r. The caller copies the part that the rank sends to itself. If `is_even` is true, all parts
+    /// have the same length.
     AllToAll { send: Partition, receive: Partition, is_even: bool },
     /// Rank r gets the reduction of the buffers of ranks 0 to r.
     Scan { count: usize },
@@ -112,56 +111,51 @@ impl CollectiveSpec {
         block: usize,
         in_rank_order: bool,
     ) -> Schedule {
+        let (count, root) = (self.count(), self.root());
         let gather = |first, schedule| {
-            let workspace = GatherWorkspace { world, rank, first, count: self.count() };
+            let workspace = GatherWorkspace { world, rank, first, count };
             Schedule { workspace: Some(workspace), ..schedule }
         };
         match (self, algorithm) {
             (Self::Barrier, _) => doubling::barrier(world, rank),
-            (Self::AllReduce { count }, _) if in_rank_order => chain::ordered_all_reduce(world, rank, *count),
-            (Self::AllReduce { count }, Algorithm::OneShot) => {
-                let slots = Partition::of_equal_parts(*count, world);
+            (Self::AllReduce { .. }, _) if in_rank_order => chain::ordered_all_reduce(world, rank, count),
+            (Self::AllReduce { .. }, Algorithm::OneShot) => {
+                let slots = Partition::of_equal_parts(count, world);
                 gather(Rank::ZERO, direct_exchange::all_gather(world, rank, &slots))
             }
-            (Self::AllReduce { count }, Algorithm::Doubling) => {
-                gather(rank, doubling::all_gather(world, rank, *count))
+            (Self::AllReduce { .. }, Algorithm::Doubling) => {
+                gather(rank, doubling::all_gather(world, rank, count))
             }
-            (Self::AllReduce { count }, Algorithm::Direct) => {
-                direct_exchange::all_reduce(world, rank, *count)
+            (Self::AllReduce { .. }, Algorithm::Direct) => direct_exchange::all_reduce(world, rank, count),
+            (Self::AllReduce { .. }, Algorithm::Butterfly) => doubling::all_reduce(world, rank, count),
+            (Self::AllReduce { .. }, Algorithm::DoubleTree) => {
+                double_tree::all_reduce(world, rank, count, block)
             }
-            (Self::AllReduce { count }, Algorithm::Butterfly) => doubling::all_reduce(world, rank, *count),
-            (Self::AllReduce { count }, Algorithm::DoubleTree) => {
-                double_tree::all_reduce(world, rank, *count, block)
+            (Self::AllReduce { .. }, _) => ring::all_reduce(world, rank, count, block),
+            (Self::Reduce { .. }, _) if in_rank_order => chain::ordered_reduce(world, rank, root, count),
+            (Self::Reduce { .. }, Algorithm::Tree) => tree::reduce_tree(world, rank, root, count),
+            (Self::Reduce { .. }, Algorithm::DoubleTree) => {
+                double_tree::reduce(world, rank, root, count, block)
             }
-            (Self::AllReduce { count }, _) => ring::all_reduce(world, rank, *count, block),
-            (Self::Reduce { count, root }, _) if in_rank_order => {
-                chain::ordered_reduce(world, rank, *root, *count)
-            }
-            (Self::Reduce { count, root }, Algorithm::Tree) => tree::reduce_tree(world, rank, *root, *count),
-            (Self::Reduce { count, root }, Algorithm::DoubleTree) => {
-                double_tree::reduce(world, rank, *root, *count, block)
-            }
-            (Self::Reduce { count, root }, _) => chain::reduce(world, rank, *root, *count),
+            (Self::Reduce { .. }, _) => chain::reduce(world, rank, root, count),
             (Self::ReduceScatter(parts), Algorithm::Direct) => {
                 direct_exchange::reduce_scatter(world, rank, parts)
             }
             (Self::ReduceScatter(parts), _) => ring::reduce_scatter(world, rank, parts),
             (Self::AllGather(parts), Algorithm::Direct) => direct_exchange::all_gather(world, rank, parts),
             (Self::AllGather(parts), _) => ring::all_gather(world, rank, parts),
-            (Self::Broadcast { count, root }, Algorithm::Tree) => {
-                tree::broadcast_tree(world, rank, *root, *count)
+            (Self::Broadcast { .. }, Algorithm::Tree) => tree::broadcast_tree(world, rank, root, count),
+            (Self::Broadcast { .. }, Algorithm::DoubleTree) => {
+                double_tree::broadcast(world, rank, root, count, block)
             }
-            (Self::Broadcast { count, root }, Algorithm::DoubleTree) => {
-                double_tree::broadcast(world, rank, *root, *count, block)
-            }
-            (Self::Broadcast { count, root }, _) => ring::broadcast(world, rank, *root, *count),
-            (Self::Gather { partition, root }, _) => direct_exchange::gather(world, rank, *root, partition),
-            (Self::Scatter { partition, root }, _) => direct_exchange::scatter(world, rank, *root, partition),
+            (Self::Broadcast { .. }, _) => ring::broadcast(world, rank, root, count),
+            (Self::Gather { partition, .. }, _) => direct_exchange::gather(world, rank, root, partition),
+            (Self::Scatter { partition, .. }, _) => direct_exchange::scatter(world, rank, root, partition),
             (Self::AllToAll { send, receive, .. }, _) => {
                 direct_exchange::all_to_all(world, rank, send, receive)
             }
-            (Self::Scan { count }, _) => chain::scan(world, rank, *count),
-            (Self::Exscan { count }, _) => chain::exscan(world, rank, *count),
+            (Self::Scan { .. }, _) => chain::scan(world, rank, count),
+            (Self::Exscan { .. }, _) => chain::exscan(world, rank, count),
         }
     }
 }

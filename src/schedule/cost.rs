@@ -22,8 +22,7 @@ const WORKSPACE_NS_PER_BYTE: f64 = 0.1;
 const BUTTERFLY_BYTES_MAX: u64 = 256 << 10;
 /// The size of the smallest world in which no two ranks are neighbours in both trees of a double tree.
 const DOUBLE_TREE_WORLD_SIZE_MIN: u32 = 4;
-/// The largest overhead of a message in a double tree, as a fraction of the latency. The measured overhead can be larger,
-/// because the measurement sends to all peers at once, and these messages delay each other.
+/// The largest overhead of a message in a double tree, as a fraction of the latency (`docs/algorithms.md`).
 const OVERHEAD_PER_LATENCY_MAX: f64 = 0.25;
 /// The size of the largest world in which the automatic choice of an algorithm may open links between all ranks.
 const ALL_LINKS_WORLD_SIZE_MAX: u32 = 32;
@@ -169,11 +168,8 @@ impl LinkCost {
         if may_be_chosen && can_run(algorithm, world, bytes) { time_ns } else { f64::INFINITY }
     }
 
-    /// Returns the estimated time in nanoseconds of a double tree in one direction, the sum of these times:
-    /// - at each hop, the transfer of two blocks (one from each child), the latency of a block, and the latency of
-    ///   the message with which the parent asks for the second child's block;
-    /// - the overhead of a rank's messages;
-    /// - the transfer of all bytes over a rank's link.
+    /// Returns the estimated time in nanoseconds of a double tree in one direction. Each hop has the latency of a block and that
+    /// of the message with which the parent asks for the second child's block.
     fn double_tree_ns(&self, world: WorldSize, bytes: u64) -> f64 {
         let block_bytes = double_tree::block_bytes(bytes).min(bytes.div_ceil(2).max(1)) as f64;
         let hop_ns = 2.0 * self.latency_ns + 2.0 * block_bytes * self.ns_per_byte;

@@ -1,13 +1,12 @@
 //! Schedules in which each rank sends data directly to the rank that needs the data. A rank sends its n-1 messages at once, so
 //! these messages take the time of one step.
 
-use super::partition::Partition;
+use super::partition::{Partition, shifted};
 use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Creates a reduce-scatter: each rank sends its contribution to each part to the owner of the part. Rank r reduces the
-/// contributions of ranks r-1, r-2 and so on (modulo n) into its own. To keep this order, each receive waits for that of the
-/// previous step.
+/// Creates a reduce-scatter. Rank r reduces the contributions of ranks r-1, r-2 and so on (modulo n) into its own. To keep this
+/// order, each receive waits for that of the previous step.
 pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     let mut schedule = Schedule::default();
     for distance in 1..world.get() {
@@ -32,22 +31,19 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     add_all_gather(reduce_scatter(world, rank, &partition), world, rank, &partition)
 }
 
-/// Exchanges one part between each pair of ranks (all-to-all). In step k rank r sends to rank r + k and receives from rank r - k
-/// (modulo n). The buffer is that of [`CollectiveSpec::AllToAll`](super::CollectiveSpec::AllToAll). For ranks a and b, part b in
-/// the `send` of rank a must be as long as part a in the `receive` of rank b.
+/// Exchanges one part between each pair of ranks. The buffer is that of
+/// [`CollectiveSpec::AllToAll`](super::CollectiveSpec::AllToAll). For ranks a and b, part b in the `send` of rank a must be as
+/// long as part a in the `receive` of rank b.
 pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Partition) -> Schedule {
-    let receive_start = send.total();
     let step = |distance| {
         let (to, from) = (world.rank_after(rank, distance), world.rank_before(rank, distance));
-        let part = receive.range(from);
-        let range = receive_start + part.start..receive_start + part.end;
+        let range = shifted(&receive.range(from), send.total());
         Step::send(to, send.range(to), None).and(Step::receive(from, range, Action::Copy, None))
     };
     (1..world.get()).map(step).collect::<Vec<Step>>().into()
 }
 
-/// Gathers to `root`. The root's buffer has space for all parts, and already contains the root's own part. The buffer of every
-/// other rank contains only that rank's part.
+/// Gathers to `root`. The buffers are those of [`CollectiveSpec::Gather`](super::CollectiveSpec::Gather).
 pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -> Schedule {
     let steps: Vec<Step> = if rank == root {
         let peers = (1..world.get()).map(|distance| world.rank_after(root, distance));

@@ -6,8 +6,7 @@ use std::ops::Range;
 use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Creates a dissemination barrier: in the step of distance d, rank r sends an empty message to rank r + d and waits for the
-/// message of rank r - d (modulo n).
+/// Creates a dissemination barrier, which sends empty messages.
 pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
     let mut schedule = Schedule::default();
     for distance in distances(world) {
@@ -20,8 +19,7 @@ pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
 /// Creates an all-gather of `count` elements from each rank. Panics if the number of elements in all slots overflows a `usize`.
 ///
 /// The buffer has a slot of `count` elements for each rank. Slot i of rank r is for the data of rank r + i (modulo n), so slot
-/// 0 contains the rank's own data. In the step of distance d, rank r sends slots 0 to d-1 to rank r - d, and receives slots d
-/// to 2d-1 from rank r + d. The last step may transfer fewer slots.
+/// 0 contains the rank's own data. The last step may transfer fewer slots than all filled ones.
 pub fn all_gather(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let n = world.as_usize();
     assert!(count.checked_mul(n).is_some(), "the length of the buffer must fit a usize");
@@ -38,8 +36,8 @@ pub fn all_gather(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 
 /// Creates a butterfly: an all-reduce in log2 n steps. Panics if the world's size is not a power of two.
 ///
-/// In the step of distance d, rank r exchanges its whole buffer with rank r XOR d. The two ranks reduce the same two values in
-/// opposite orders. Every built-in reduction gives the same bits in both orders, so the result has the same bits on all ranks.
+/// In each step, two ranks reduce the same two values in opposite orders. Every built-in reduction gives the same bits in both
+/// orders, so the result has the same bits on all ranks.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     assert!(world.get().is_power_of_two(), "the size of the world must be a power of two");
     let mut schedule = Schedule::default();

@@ -1,15 +1,14 @@
-//! Hierarchical collectives, for groups on several hosts, if at least one host has several ranks. The ranks of a host
-//! communicate in shared memory.
+//! Hierarchical collectives, for groups on several hosts, if at least one host has several ranks (`docs/hierarchy.md`).
 //!
 //! The buffer is divided into slices, as many as the largest host has ranks. On each host, each slice has one *carrier*: the
-//! rank that exchanges the slice with other hosts. `docs/hierarchy.md` describes the stages of each collective. Between hosts,
-//! each slice is a separate instance of an ordinary algorithm in which each host has the role of a rank.
+//! rank that exchanges the slice with other hosts. Between hosts, each slice is a separate instance of an ordinary algorithm in
+//! which each host has the role of a rank.
 
 use std::ops::Range;
 
 use super::partition::{Partition, blocks};
 use super::two_step::TwoStepExchange;
-use super::{CollectiveSpec, Schedule, StepDependency, cost, double_tree, doubling};
+use super::{CollectiveSpec, Schedule, cost, double_tree};
 use crate::types::{Algorithm, Rank, WorldSize};
 
 /// The bytes of each slice of a block that a host sends to another host in one step of the ring, if the buffer is long enough.
@@ -37,8 +36,7 @@ pub enum CollectiveStage {
     Encoded(Box<TwoStepExchange>),
 }
 
-/// The placement of a group's ranks on hosts, as seen by one rank of the group. The comments call this rank "this
-/// rank".
+/// The placement of a group's ranks on hosts, as one of the ranks sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostLayout {
     /// The ranks of each host, in ascending order. The hosts are sorted by their lowest rank.
@@ -90,36 +88,55 @@ impl HostLayout {
     /// Returns the blocks of this rank for the operation `spec` on elements of `element_bytes` bytes. The peers are ranks of the
     /// group. Panics if the operation has no [hierarchical algorithm](super::cost::has_hierarchical_algorithm).
     pub fn blocks(&self, spec: &CollectiveSpec, element_bytes: usize) -> Vec<Block> {
-        let (count, slices) = (spec.count(), self.slice_count().as_usize());
-        let block = |elements: Range<usize>| {
-            let slice_elements = elements.len().div_ceil(slices);
+        self.in_blocks(spec, element_bytes, |spec| {
+            let slice_elements = spec.count().div_ceil(self.slice_count().as_usize());
             let slice_bytes = slice_elements.saturating_mul(element_bytes) as u64;
             let algorithm = cost::cheapest_between_hosts(spec.operation(), self.host_count(), slice_bytes);
             let message_elements = match algorithm {
                 Algorithm::DoubleTree => double_tree::block_bytes(slice_bytes) as usize / element_bytes,
                 _ => slice_elements,
             };
-            let stages =
-                self.stages(&spec.of_block(elements.len(), spec.root()), algorithm, message_elements.max(1));
-            Block { elements, stages }
-        };
-        blocks(0..count, self.block_elements(count, element_bytes)).map(block).collect()
+            self.stages(spec, algorithm, message_elements.max(1))
+        })
     }
 
-    /// Returns the most elements of a block, for a buffer of `count` elements.
-    fn block_elements(&self, count: usize, element_bytes: usize) -> usize {
+    /// Divides the operation `spec` into blocks. `stages` returns the stages of the operation on one block.
+    fn in_blocks(
+        &self,
+        spec: &CollectiveSpec,
+        element_bytes: usize,
+        stages: impl Fn(&CollectiveSpec) -> Vec<CollectiveStage>,
+    ) -> Vec<Block> {
         let hosts_and_slices = self.host_count().as_usize() * self.slice_count().as_usize();
-        (hosts_and_slices * (self.chunk_bytes / element_bytes)).max(count.div_ceil(BLOCKS_MAX))
+        let elements_max = hosts_and_slices * (self.chunk_bytes / element_bytes);
+        let block = |elements: Range<usize>| {
+            let stages = stages(&spec.of_block(elements.len(), spec.root()));
+            Block { elements, stages }
+        };
+        blocks(0..spec.count(), elements_max.max(spec.count().div_ceil(BLOCKS_MAX))).map(block).collect()
     }
 
     /// Returns the stages of this rank for the operation `spec`. `algorithm` is the algorithm between hosts. If it divides a
     /// slice into blocks, each block has `block` elements.
     pub fn stages(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Vec<CollectiveStage> {
+        let between_hosts = self.schedule_between_hosts(spec, algorithm, block);
+        self.with_stages_on_host(spec, CollectiveStage::OverLinks(between_hosts))
+    }
+
+    /// Returns the stages of this rank. A rank that is alone on its host has only the stage between hosts.
+    fn with_stages_on_host(
+        &self,
+        spec: &CollectiveSpec,
+        between_hosts: CollectiveStage,
+    ) -> Vec<CollectiveStage> {
+        if self.local_ranks().len() == 1 {
+            return vec![between_hosts];
+        }
         let count = spec.count();
         let local_root = self.local_ranks().iter().position(|&rank| rank == spec.root());
         let parts = self.carried_parts(count);
         let (gather, barrier) = (CollectiveSpec::AllGather(parts.clone()), CollectiveSpec::Barrier);
-        let (first_on_host, last_on_host) = match spec {
+        let (first, last) = match spec {
             CollectiveSpec::Barrier => (barrier.clone(), barrier),
             CollectiveSpec::AllReduce { .. } => (CollectiveSpec::ReduceScatter(parts), gather),
             // In the third stage, all ranks of the root's host get the result, although only the root needs it.
@@ -132,28 +149,6 @@ impl HostLayout {
             },
             _ => unreachable!("no hierarchy for {spec:?}"),
         };
-        let between_hosts = match spec {
-            CollectiveSpec::Barrier if self.local == 0 => {
-                let mut schedule = doubling::barrier(self.host_count(), Rank::new(self.host as u32));
-                schedule.rename_peers(|host| self.hosts[host.index()][0]);
-                schedule
-            }
-            CollectiveSpec::Barrier => Schedule::default(),
-            _ => self.schedule_between_hosts(spec, algorithm, block),
-        };
-        self.with_stages_on_host(first_on_host, CollectiveStage::OverLinks(between_hosts), last_on_host)
-    }
-
-    /// Returns the stages of this rank. A rank that is alone on its host has only the stage between hosts.
-    fn with_stages_on_host(
-        &self,
-        first: CollectiveSpec,
-        between_hosts: CollectiveStage,
-        last: CollectiveSpec,
-    ) -> Vec<CollectiveStage> {
-        if self.local_ranks().len() == 1 {
-            return vec![between_hosts];
-        }
         vec![CollectiveStage::OnHost(0, first), between_hosts, CollectiveStage::OnHost(1, last)]
     }
 
@@ -164,24 +159,18 @@ impl HostLayout {
         spec: &CollectiveSpec,
         encoded_words: &dyn Fn(usize) -> usize,
     ) -> Vec<Block> {
-        let (count, slices) = (spec.count(), self.slice_count());
-        let block = |elements: Range<usize>| {
+        self.in_blocks(spec, size_of::<f32>(), |spec| {
             let mut exchange = TwoStepExchange { second: Some(Schedule::default()), ..Default::default() };
-            let ranges = Partition::even(elements.len(), slices);
-            for slice in self.carried_slices(self.host, self.local) {
+            let slices = Partition::even(spec.count(), self.slice_count());
+            for slice in self.carried_slices(self.local) {
                 let carriers: Vec<Rank> =
                     (0..self.hosts.len()).map(|host| self.carrier_of_slice(host, slice)).collect();
-                let range = ranges.range(Rank::new(slice as u32));
+                let range = slices.range(Rank::new(slice as u32));
                 let partition = Partition::even(range.len(), self.host_count());
                 exchange.add_slice(&partition, (&carriers, self.host), range.start, encoded_words);
             }
-            let parts = self.carried_parts(elements.len());
-            let (first, last) =
-                (CollectiveSpec::ReduceScatter(parts.clone()), CollectiveSpec::AllGather(parts));
-            let exchange = CollectiveStage::Encoded(Box::new(exchange));
-            Block { elements, stages: self.with_stages_on_host(first, exchange, last) }
-        };
-        blocks(0..count, self.block_elements(count, size_of::<f32>())).map(block).collect()
+            self.with_stages_on_host(spec, CollectiveStage::Encoded(Box::new(exchange)))
+        })
     }
 
     /// Returns the schedule that reduces or copies each slice of this rank among the carriers of the slice on all hosts.
@@ -191,29 +180,22 @@ impl HostLayout {
         let slices = Partition::even(spec.count(), self.slice_count());
         let host_as_rank = (self.host_count(), Rank::new(self.host as u32));
         let mut all = Schedule::default();
-        for slice in self.carried_slices(self.host, self.local) {
+        // In a barrier, only one rank of each host exchanges messages.
+        let is_barrier = *spec == CollectiveSpec::Barrier;
+        let carried = self.carried_slices(self.local);
+        for slice in carried.filter(|&slice| slice == 0 || !is_barrier) {
             let range = slices.range(Rank::new(slice as u32));
-            let first_step = all.steps.len();
             let mut schedule =
                 spec.of_block(range.len(), root).schedule(algorithm, host_as_rank, block, false);
             schedule.rename_peers(|host| self.carrier_of_slice(host.index(), slice));
-            all.steps.extend(schedule.steps.into_iter().map(|mut step| {
-                for transfer in step.transfers_mut() {
-                    let part = &transfer.range;
-                    transfer.range = range.start + part.start..range.start + part.end;
-                    if let Some(StepDependency(step)) = &mut transfer.awaited_step {
-                        *step += first_step;
-                    }
-                }
-                step
-            }));
+            all.append(schedule, range.start);
         }
         all
     }
 
-    /// Returns the indices of the slices whose carrier is the rank with index `local` on `host`.
-    fn carried_slices(&self, host: usize, local: usize) -> Range<usize> {
-        let (slices, ranks) = (self.slice_count().as_usize(), self.hosts[host].len());
+    /// Returns the indices of the slices whose carrier is the rank with index `local` on this host.
+    fn carried_slices(&self, local: usize) -> Range<usize> {
+        let (slices, ranks) = (self.slice_count().as_usize(), self.local_ranks().len());
         (local * slices).div_ceil(ranks)..((local + 1) * slices).div_ceil(ranks)
     }
 
@@ -225,7 +207,7 @@ impl HostLayout {
     fn carried_parts(&self, count: usize) -> Partition {
         let slices = Partition::even(count, self.slice_count());
         let elements = |slice: usize| slices.range(Rank::new(slice as u32)).len();
-        let carried = |local| self.carried_slices(self.host, local).map(elements).sum();
+        let carried = |local| self.carried_slices(local).map(elements).sum();
         let counts: Vec<usize> = (0..self.local_ranks().len()).map(carried).collect();
         Partition::from_counts(&counts).expect("the sum of the counts is the length of the buffer")
     }

@@ -74,6 +74,11 @@ pub(super) fn blocks(range: Range<usize>, length: usize) -> impl Iterator<Item =
     (range.start..end.max(range.start + 1)).step_by(length).map(move |start| start..end.min(start + length))
 }
 
+/// Returns the range that begins `start` elements later.
+pub(super) fn shifted(range: &Range<usize>, start: usize) -> Range<usize> {
+    start + range.start..start + range.end
+}
+
 /// Returns the segment of at most `segment_len` elements that starts after the first `sent` elements of `range`.
 pub fn segment(range: &Range<usize>, sent: usize, segment_len: usize) -> Range<usize> {
     let start = range.start + sent;

@@ -6,11 +6,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::CollectiveSpec;
-use super::partition::{Partition, chunk};
+use super::partition::{Partition, chunk, shifted};
 use super::program::{Blocks, Fold, Phase, Program, Round, RoundWork, SlotWrite, Take};
 use crate::types::{Rank, RankSet, WorldSize};
 
-/// The ranks that share memory, as one of them sees them. The comments call this rank "this rank".
+/// The ranks that share memory, as one of them sees them.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedSlots {
     pub world: WorldSize,
@@ -33,9 +33,7 @@ pub fn plan(spec: &CollectiveSpec, slots: SharedSlots, is_one_shot: bool) -> Pro
         }
         CollectiveSpec::Reduce { count, root } => two_shot(*count, Some(*root), slots),
         _ => {
-            let (sources, work) = slots.work(spec);
-            let round = Round { writes: slots.writes(spec).into(), sources, work };
-            let phase = Phase { rounds: [round].into(), times: slots.block_count(spec).max(1) };
+            let phase = Phase { rounds: [slots.round(spec)].into(), times: slots.block_count(spec).max(1) };
             Program { phases: [phase].into(), if_all_expose: None }
         }
     }
@@ -73,69 +71,65 @@ impl SharedSlots {
         }
     }
 
-    /// Returns the elements that this rank posts.
-    fn writes(self, spec: &CollectiveSpec) -> Vec<SlotWrite> {
-        let all = |range| vec![write(Blocks::of(range, self.slot_len), 0)];
-        match spec {
-            CollectiveSpec::Broadcast { root, .. } if *root != self.rank => vec![],
-            CollectiveSpec::AllReduce { count }
-            | CollectiveSpec::Broadcast { count, .. }
-            | CollectiveSpec::Scan { count }
-            | CollectiveSpec::Exscan { count } => all(0..*count),
-            CollectiveSpec::AllGather(partition) => all(partition.range(self.rank)),
-            CollectiveSpec::Gather { partition, root } if *root != self.rank => {
-                all(0..partition.range(self.rank).len())
-            }
-            CollectiveSpec::Scatter { root, .. } if *root != self.rank => vec![],
-            CollectiveSpec::ReduceScatter(parts)
-            | CollectiveSpec::Scatter { partition: parts, .. }
-            | CollectiveSpec::AllToAll { send: parts, .. } => {
-                let per_rank = self.len_per_rank(parts);
-                let part_of = |to: Rank| write(Blocks::of(parts.range(to), per_rank), to.index() * per_rank);
-                self.others().map(part_of).collect()
-            }
-            CollectiveSpec::Barrier | CollectiveSpec::Reduce { .. } | CollectiveSpec::Gather { .. } => vec![],
-        }
-    }
-
-    /// Returns the ranks for which this rank waits, and what it does with their posts.
-    fn work(self, spec: &CollectiveSpec) -> (RankSet, RoundWork) {
-        let whole_slots = |range| Blocks::of(range, self.slot_len);
+    /// Returns the elements that this rank posts, the ranks for which it waits, and what it does with their posts.
+    fn round(self, spec: &CollectiveSpec) -> Round {
+        let Self { world, rank, slot_len } = self;
+        let whole_slots = |range| Blocks::of(range, slot_len);
+        let post = |range| vec![write(whole_slots(range), 0)];
+        let post_parts = |parts: &Partition| {
+            let per_rank = self.len_per_rank(parts);
+            let part_of = |to: Rank| write(Blocks::of(parts.range(to), per_rank), to.index() * per_rank);
+            self.others().map(part_of).collect()
+        };
         let fold = |ranks: u32, slot_offset, elements| {
             let fold = Fold { ranks, slot_offset, elements, is_posted_next: false };
-            (RankSet::first_without(ranks, self.rank.index()), RoundWork::Fold(fold))
+            (RankSet::first_without(ranks, rank.index()), RoundWork::Fold(fold))
         };
-        match spec {
-            CollectiveSpec::Barrier => signals(self.world, self.rank),
-            CollectiveSpec::AllReduce { count } => fold(self.world.get(), 0, whole_slots(0..*count)),
-            CollectiveSpec::Scan { count } => fold(self.rank.get() + 1, 0, whole_slots(0..*count)),
-            CollectiveSpec::Exscan { count } => fold(self.rank.get(), 0, whole_slots(*count..2 * count)),
-            CollectiveSpec::ReduceScatter(partition) => {
+        let take_parts = |parts: &Partition| {
+            take_all(self.others().map(|from| take(from, 0, whole_slots(parts.range(from)))))
+        };
+        let (writes, (sources, work)) = match spec {
+            CollectiveSpec::Barrier => (vec![], signals(world, rank)),
+            CollectiveSpec::AllReduce { count } => {
+                (post(0..*count), fold(world.get(), 0, whole_slots(0..*count)))
+            }
+            CollectiveSpec::Scan { count } => {
+                (post(0..*count), fold(rank.get() + 1, 0, whole_slots(0..*count)))
+            }
+            CollectiveSpec::Exscan { count } => {
+                (post(0..*count), fold(rank.get(), 0, whole_slots(*count..2 * count)))
+            }
+            CollectiveSpec::ReduceScatter(parts) => {
+                let per_rank = self.len_per_rank(parts);
+                let own = Blocks::of(parts.range(rank), per_rank);
+                (post_parts(parts), fold(world.get(), rank.index() * per_rank, own))
+            }
+            CollectiveSpec::Broadcast { count, root } if *root == rank => (post(0..*count), take_all([])),
+            CollectiveSpec::Broadcast { count, root } => {
+                (vec![], take_all([take(*root, 0, whole_slots(0..*count))]))
+            }
+            CollectiveSpec::Scatter { partition, root } if *root == rank => {
+                (post_parts(partition), take_all([]))
+            }
+            CollectiveSpec::Scatter { partition, root } => {
                 let per_rank = self.len_per_rank(partition);
-                let own = Blocks::of(partition.range(self.rank), per_rank);
-                fold(self.world.get(), self.rank.index() * per_rank, own)
+                let own = Blocks::of(0..partition.range(rank).len(), per_rank);
+                (vec![], take_all([take(*root, rank.index() * per_rank, own)]))
             }
-            CollectiveSpec::Broadcast { count, root } if *root != self.rank => {
-                take_all([take(*root, 0, whole_slots(0..*count))])
+            CollectiveSpec::AllGather(parts) => (post(parts.range(rank)), take_parts(parts)),
+            CollectiveSpec::Gather { partition, root } if *root == rank => (vec![], take_parts(partition)),
+            CollectiveSpec::Gather { partition, .. } => (post(0..partition.range(rank).len()), take_all([])),
+            CollectiveSpec::AllToAll { send, receive, .. } => {
+                let per_rank = self.len_per_rank(send);
+                let takes = self.others().map(|from| {
+                    let elements = shifted(&receive.range(from), send.total());
+                    take(from, rank.index() * per_rank, Blocks::of(elements, per_rank))
+                });
+                (post_parts(send), take_all(takes))
             }
-            CollectiveSpec::Scatter { partition, root } if *root != self.rank => {
-                let per_rank = self.len_per_rank(partition);
-                let own = Blocks::of(0..partition.range(self.rank).len(), per_rank);
-                take_all([take(*root, self.rank.index() * per_rank, own)])
-            }
-            CollectiveSpec::Gather { root, .. } if *root != self.rank => take_all([]),
-            CollectiveSpec::AllGather(parts) | CollectiveSpec::Gather { partition: parts, .. } => {
-                take_all(self.others().map(|from| take(from, 0, whole_slots(parts.range(from)))))
-            }
-            CollectiveSpec::AllToAll { send, receive, .. } => take_all(self.others().map(|from| {
-                let (part, per_rank) = (receive.range(from), self.len_per_rank(send));
-                let elements = Blocks::of(send.total() + part.start..send.total() + part.end, per_rank);
-                take(from, self.rank.index() * per_rank, elements)
-            })),
-            CollectiveSpec::Broadcast { .. }
-            | CollectiveSpec::Scatter { .. }
-            | CollectiveSpec::Reduce { .. } => take_all([]),
-        }
+            CollectiveSpec::Reduce { .. } => unreachable!("each block of a reduce has two rounds"),
+        };
+        Round { writes: writes.into(), sources, work }
     }
 }
 
@@ -152,10 +146,7 @@ fn two_shot(count: usize, root: Option<Rank>, slots: SharedSlots) -> Program {
 /// Returns the two rounds that reduce each of `times` blocks. If `root` is `None`, every rank takes all reduced chunks.
 fn two_shot_phase(block: Range<usize>, times: usize, root: Option<Rank>, slots: SharedSlots) -> Phase {
     let SharedSlots { world, rank, slot_len } = slots;
-    let chunk_of = |rank| {
-        let chunk = chunk(block.len(), world, rank);
-        block.start + chunk.start..block.start + chunk.end
-    };
+    let chunk_of = |rank| shifted(&chunk(block.len(), world, rank), block.start);
     let repeated = |range| Blocks::repeated(range, slot_len);
     let own = chunk_of(rank);
     let slot_offset = own.start - block.start;

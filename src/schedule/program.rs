@@ -68,8 +68,8 @@ pub struct Take {
     pub elements: Blocks,
 }
 
-/// Contributions that a rank reduces in rank order; the lower rank is the left operand. The rank reads its own contribution
-/// from its buffer, and the contributions of other ranks from their slots, or from their buffers if they posted addresses.
+/// Contributions that a rank reduces in rank order. The rank reads its own contribution from its buffer, and the contributions of
+/// other ranks from their slots, or from their buffers if they posted addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fold {
     /// The number of contributions. They come from the first ranks.

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::partition::shifted;
 use crate::types::{Rank, WorldSize};
 
 /// The steps of one rank in one operation.
@@ -136,6 +137,20 @@ impl Schedule {
         peers.sort_unstable();
         peers.dedup();
         peers
+    }
+
+    /// Adds the steps of `other`, which works on the elements from index `start` on.
+    pub(super) fn append(&mut self, other: Self, start: usize) {
+        let first_step = self.steps.len();
+        self.steps.extend(other.steps.into_iter().map(|mut step| {
+            for transfer in step.transfers_mut() {
+                transfer.range = shifted(&transfer.range, start);
+                if let Some(StepDependency(step)) = &mut transfer.awaited_step {
+                    *step += first_step;
+                }
+            }
+            step
+        }));
     }
 
     /// Adds the step of one rank in a chain, which forwards the range from `previous` to `next`, segment by segment. If earlier

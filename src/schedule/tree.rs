@@ -1,66 +1,89 @@
-//! Binomial trees, for short messages. Let d = rank - root (modulo n). The parent of d is d without its lowest set bit. The
-//! children of d are d + p for each power of two p below the lowest set bit of d, if d + p is less than n. For example, 12 has
-//! the parent 8 and the children 13 and 14.
+//! Schedules on trees. `docs/short-messages.md` describes the binomial tree.
 
-use super::{Action, Schedule, Step};
+use std::ops::Range;
+
+use super::partition::blocks;
+use super::{Action, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
-/// Reduces to `root`. The buffers of all ranks except the root then contain partial results. The contributions of the children
-/// are reduced in a fixed order, the smallest subtree first. Each receive waits for the receive of the previous step.
+/// Reduces to `root`. The buffers of all ranks except the root then contain partial results.
 pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
-    let position = TreePosition::new(world, rank, root);
     let mut schedule = Schedule::default();
-    for child in position.children() {
-        let awaited_step = schedule.last_step();
-        schedule.steps.push(Step::receive(child, 0..count, Action::Reduce, awaited_step));
-    }
-    if let Some(parent) = position.parent() {
-        let awaited_step = schedule.last_step();
-        schedule.steps.push(Step::send(parent, 0..count, awaited_step));
-    } else if let Some(last) = schedule.steps.last_mut() {
-        last.action = Action::ReduceLast;
-    }
+    binomial_tree(world, rank, root).push_reduce_to_parent(&mut schedule, 0..count, count.max(1));
     schedule
 }
 
-/// Broadcasts from `root`. A rank sends first to the child with the largest subtree, because that has the longest path.
+/// Broadcasts from `root`.
 pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
-    let position = TreePosition::new(world, rank, root);
     let mut schedule = Schedule::default();
-    if let Some(parent) = position.parent() {
-        schedule.steps.push(Step::receive(parent, 0..count, Action::Copy, None));
-    }
-    let awaited_step = schedule.last_step();
-    let children = position.children().into_iter().rev();
-    schedule.steps.extend(children.map(|child| Step::send(child, 0..count, awaited_step)));
+    binomial_tree(world, rank, root).push_broadcast_to_children(&mut schedule, 0..count, count.max(1), &[]);
     schedule
 }
 
-struct TreePosition {
-    world: WorldSize,
-    root: Rank,
-    /// The number d of the module documentation: rank - root, modulo n.
-    distance: u32,
+/// Let d = rank - root (modulo n). The parent of d is d without its lowest set bit. The children of d are d + p for each power of
+/// two p below the lowest set bit of d. For example, 12 has the parent 8 and the children 13 and 14.
+fn binomial_tree(world: WorldSize, rank: Rank, root: Rank) -> TreeNeighbours {
+    let distance = world.rank_before(rank, root.get()).get();
+    let parent = (distance != 0).then(|| world.rank_after(root, distance & (distance - 1)));
+    let bits = (0..u32::BITS).map(|power| 1 << power);
+    let bits = bits.take_while(|bit| distance & bit == 0 && distance + bit < world.get());
+    TreeNeighbours { parent, children: bits.map(|bit| world.rank_after(root, distance + bit)).collect() }
 }
 
-impl TreePosition {
-    fn new(world: WorldSize, rank: Rank, root: Rank) -> Self {
-        Self { world, root, distance: world.rank_before(rank, root.get()).get() }
-    }
+/// The neighbours of one rank in a tree.
+pub(super) struct TreeNeighbours {
+    /// `None` for the top of the tree.
+    pub(super) parent: Option<Rank>,
+    /// The children, first the child with the smallest subtree. In this order their contributions are reduced.
+    pub(super) children: Vec<Rank>,
+}
 
-    fn parent(&self) -> Option<Rank> {
-        let rest = self.distance & self.distance.wrapping_sub(1);
-        (self.distance != 0).then(|| self.world.rank_after(self.root, rest))
-    }
-
-    /// Returns the children, first the child with the smallest subtree.
-    fn children(&self) -> Vec<Rank> {
-        let mut children = Vec::new();
-        let mut bit = 1;
-        while self.distance & bit == 0 && self.distance + bit < self.world.get() {
-            children.push(self.world.rank_after(self.root, self.distance + bit));
-            bit <<= 1;
+impl TreeNeighbours {
+    /// For each block, adds the steps that reduce the blocks of the children into this rank's block and send the result to the
+    /// parent. Each receive waits for that from the child before. Returns for each block the last step that reduces it; `None` if
+    /// the rank has no children.
+    pub(super) fn push_reduce_to_parent(
+        &self,
+        schedule: &mut Schedule,
+        elements: Range<usize>,
+        block: usize,
+    ) -> Vec<Option<StepDependency>> {
+        let mut last_steps = Vec::new();
+        for range in blocks(elements, block) {
+            let mut awaited_step = None;
+            for (index, &peer) in self.children.iter().enumerate() {
+                let is_last = self.parent.is_none() && index + 1 == self.children.len();
+                let action = if is_last { Action::ReduceLast } else { Action::Reduce };
+                schedule.steps.push(Step::receive(peer, range.clone(), action, awaited_step));
+                awaited_step = schedule.last_step();
+            }
+            if let Some(peer) = self.parent {
+                schedule.steps.push(Step::send(peer, range, awaited_step));
+            }
+            last_steps.push(awaited_step);
         }
-        children
+        last_steps
+    }
+
+    /// For each block, adds the steps that receive the block from the parent and send it to the children, first to the child
+    /// with the largest subtree, because that has the longest path. `reduced` is the result of `push_reduce_to_parent`: a rank
+    /// without a parent sends after it.
+    pub(super) fn push_broadcast_to_children(
+        &self,
+        schedule: &mut Schedule,
+        elements: Range<usize>,
+        block: usize,
+        reduced: &[Option<StepDependency>],
+    ) {
+        for (index, range) in blocks(elements, block).enumerate() {
+            let mut awaited_step = reduced.get(index).copied().flatten();
+            if let Some(peer) = self.parent {
+                schedule.steps.push(Step::receive(peer, range.clone(), Action::Copy, None));
+                awaited_step = schedule.last_step();
+            }
+            for &peer in self.children.iter().rev() {
+                schedule.steps.push(Step::send(peer, range.clone(), awaited_step));
+            }
+        }
     }
 }

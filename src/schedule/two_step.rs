@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::partition::Partition;
+use super::partition::{Partition, shifted};
 use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
@@ -46,8 +46,8 @@ pub struct ExchangedChunk {
 
 impl TwoStepExchange {
     /// Adds a slice, which begins at the element `start` of the block. `partition` divides it into the chunks of the
-    /// `participants`, whose order is the same on all of them. `own` is the index of this rank among them. `encoded_words`
-    /// returns the number of words of an encoded chunk. Panics if `own` is not the index of a participant.
+    /// `participants`, whose order is the same on all of them. This rank is the participant with the index `own`. `encoded_words`
+    /// returns the number of words of an encoded chunk.
     pub fn add_slice(
         &mut self,
         partition: &Partition,
@@ -66,7 +66,7 @@ impl TwoStepExchange {
             let elements = part(index);
             let words = take(encoded_words(elements.len()));
             let received = take(if index == own { 0 } else { own_words });
-            ExchangedChunk { owner, elements: start + elements.start..start + elements.end, words, received }
+            ExchangedChunk { owner, elements: shifted(&elements, start), words, received }
         };
         let chunks: Vec<ExchangedChunk> = participants.iter().enumerate().map(chunk).collect();
         let slice = ExchangedSlice { own, chunks };

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use crate::util::ranks::TestTransport;
-use ringtrain::rendezvous::{Checksums, Member, SharedSettings};
 use ringtrain::wire::Cause;
 use ringtrain::{Group, Rank, ReduceOp};
 
@@ -99,22 +98,12 @@ enum LastStep {
 /// Takes part in [`Group::isolated`] as far as the step `last`.
 fn connect_partly(group: &mut Group, last: LastStep) {
     group.broadcast_object(&5u64, R0).unwrap();
-    let shared = SharedSettings {
-        segment_bytes: 1 << 16,
-        checksums: Checksums::Auto,
-        processors: 1,
-        streams: 1,
-        timeline: false,
+    let own = match last {
+        LastStep::Number => return,
+        LastStep::Expectation => Ok(()),
+        LastStep::Refusal => Err("no more files".to_owned()),
     };
-    let address = "127.0.0.1:1".parse().unwrap();
-    let member = Member { host: String::new(), machine: String::new(), address, shared };
-    match last {
-        LastStep::Number => {}
-        LastStep::Expectation => drop(group.all_gather_object(&Ok::<Member, String>(member)).unwrap()),
-        LastStep::Refusal => {
-            group.all_gather_object(&Err::<Member, String>("no more files".into())).unwrap();
-        }
-    }
+    group.all_gather_object(&own).unwrap();
 }
 
 /// A rank leaves, or cannot take part, while it and another rank connect. The other rank learns this at once, and not at a

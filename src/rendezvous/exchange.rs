@@ -2,13 +2,11 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::num::NonZero;
-use std::thread::available_parallelism;
+use std::time::Duration;
 
-use super::options::JoinOptions;
-use crate::rendezvous::{
-    JoinMethod, Member, PeersFile, Registration, RendezvousHost, Roster, SharedSettings, StartError,
-    host_name, is_loopback, machine_id, register, resolve_host, serve, user_secret,
+use super::{
+    JoinMethod, Member, PeersFile, PortRange, Registration, RendezvousHost, Roster, SharedSettings,
+    StartError, host_name, is_loopback, machine_id, register, resolve_host, serve, user_secret,
 };
 use crate::transport::handshake::Identity;
 use crate::transport::listener::Listener;
@@ -16,20 +14,21 @@ use crate::transport::tcp::SocketOptions;
 use crate::types::{Rank, WorldSize};
 use crate::wire::{Secret, handshake};
 
-pub(super) struct Exchanged {
-    pub(super) rank: Rank,
-    pub(super) listener: Listener,
-    pub(super) roster: Roster,
-    /// The address of rank 0's host, which applies to all ranks in the roster whose address has no IP address.
-    pub(super) host_of_rank_0: Option<IpAddr>,
+/// What a rank needs to exchange addresses with the other ranks of its job. Most fields are those of `JoinOptions`.
+pub(crate) struct ExchangeOptions<'a> {
+    pub(crate) method: &'a JoinMethod,
+    pub(crate) secret: &'a Secret,
+    pub(crate) ports: Option<PortRange>,
+    pub(crate) start_timeout: Duration,
+    pub(crate) host_id: Option<&'a str>,
+    pub(crate) shared: SharedSettings,
+    pub(crate) sockets: &'a SocketOptions,
 }
 
-pub(super) fn exchange(
-    options: &JoinOptions,
-    sockets: &SocketOptions,
-) -> Result<Option<Exchanged>, StartError> {
-    let new = |id, peers_digest| Exchange::new(options, sockets, (id, peers_digest));
-    match &options.method {
+/// Returns the listener of this rank and the roster of the job; `None` in a world of one rank.
+pub(crate) fn exchange(options: &ExchangeOptions<'_>) -> Result<Option<(Listener, Roster)>, StartError> {
+    let new = |id, peers_digest| Exchange::new(options, (id, peers_digest));
+    match options.method {
         JoinMethod::Peers { file, bind, .. } if file.world() != WorldSize::ONE => {
             new([0; 16], file.digest()).with_peers_file(file, *bind).map(Some)
         }
@@ -44,11 +43,12 @@ pub(super) fn exchange(
 }
 
 /// Returns the user's secret if a launcher other than `ringrun` has started the job, and the job has no other secret.
-pub(super) fn user_secret_if_needed(options: &JoinOptions) -> Result<Option<Secret>, StartError> {
-    match &options.method {
-        JoinMethod::Discovered(discovered)
-            if options.secret.is_none() && discovered.launcher.may_share_home() =>
-        {
+pub(crate) fn user_secret_if_needed(
+    method: &JoinMethod,
+    secret: &Secret,
+) -> Result<Option<Secret>, StartError> {
+    match method {
+        JoinMethod::Discovered(discovered) if secret.is_none() && discovered.launcher.may_share_home() => {
             user_secret().map(Some)
         }
         _ => Ok(None),
@@ -56,26 +56,25 @@ pub(super) fn user_secret_if_needed(options: &JoinOptions) -> Result<Option<Secr
 }
 
 struct Exchange<'a> {
-    options: &'a JoinOptions,
-    sockets: &'a SocketOptions,
+    options: &'a ExchangeOptions<'a>,
     rank: Rank,
     world: WorldSize,
     identity: Identity,
 }
 
 impl<'a> Exchange<'a> {
-    fn new(
-        options: &'a JoinOptions,
-        sockets: &'a SocketOptions,
-        (id, peers_digest): ([u8; 16], [u8; 32]),
-    ) -> Self {
+    fn new(options: &'a ExchangeOptions<'a>, (id, peers_digest): ([u8; 16], [u8; 32])) -> Self {
         let (rank, world) = options.method.rank_and_world();
         let job = handshake::Job { id, world: world.get(), peers_digest };
         let identity = Identity { secret: options.secret.clone(), job, rank: Some(rank) };
-        Self { options, sockets, rank, world, identity }
+        Self { options, rank, world, identity }
     }
 
-    fn with_peers_file(&self, file: &PeersFile, bind: Option<IpAddr>) -> Result<Exchanged, StartError> {
+    fn with_peers_file(
+        &self,
+        file: &PeersFile,
+        bind: Option<IpAddr>,
+    ) -> Result<(Listener, Roster), StartError> {
         let Self { rank, world, .. } = *self;
         if !world.contains(rank) {
             return Err(StartError::RankOutOfRange { rank, world });
@@ -94,21 +93,24 @@ impl<'a> Exchange<'a> {
         } else {
             register(&self.registration(addresses[0], "rank 0"), |_| Ok(member), name)?
         };
-        Ok(Exchanged { rank, listener, roster, host_of_rank_0: None })
+        Ok((listener, roster))
     }
 
-    fn at_launcher(&self, rendezvous: SocketAddr, listen: Option<IpAddr>) -> Result<Exchanged, StartError> {
+    fn at_launcher(
+        &self,
+        rendezvous: SocketAddr,
+        listen: Option<IpAddr>,
+    ) -> Result<(Listener, Roster), StartError> {
         if !is_loopback(rendezvous.ip()) {
             self.check_secret(rendezvous)?;
         }
         let registration = self.registration(rendezvous, "the launcher's rendezvous");
         // Without another choice, listen on the network interface that leads to the rendezvous, because the peers can reach it.
-        let (listener, roster) = self.register_and_listen(&registration, |local| listen.unwrap_or(local))?;
-        Ok(Exchanged { rank: self.rank, listener, roster, host_of_rank_0: None })
+        self.register_and_listen(&registration, |local| listen.unwrap_or(local))
     }
 
     /// Rank 0 serves the rendezvous. A launcher other than `ringrun` has started the ranks.
-    fn at_rank_0(&self, host: &RendezvousHost, port: u16) -> Result<Exchanged, StartError> {
+    fn at_rank_0(&self, host: &RendezvousHost, port: u16) -> Result<(Listener, Roster), StartError> {
         let Self { options, rank, world, .. } = *self;
         let (ip, has_several_hosts): (IpAddr, bool) = match host {
             RendezvousHost::ThisHost => (Ipv4Addr::LOCALHOST.into(), false),
@@ -128,16 +130,18 @@ impl<'a> Exchange<'a> {
             })?;
             let own = (rank, self.own_member(address));
             let name = |rank| format!("rank {rank}");
-            let roster = serve(&mut listener, world, own, options.start_timeout, name)?;
+            let mut roster = serve(&mut listener, world, own, options.start_timeout, name)?;
             let loopback = if ip.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-            return Ok(Exchanged { rank, listener, roster, host_of_rank_0: Some(loopback) });
+            roster.replace_unspecified_hosts(loopback);
+            return Ok((listener, roster));
         }
         // A rank that reaches rank 0 at a loopback address is on its host. The ranks of other hosts reach both in the same way.
         let listen_at =
             |local: IpAddr| if has_several_hosts && is_loopback(local) { unspecified(local) } else { local };
-        let (listener, roster) =
+        let (listener, mut roster) =
             self.register_and_listen(&self.registration(address, "rank 0"), listen_at)?;
-        Ok(Exchanged { rank, listener, roster, host_of_rank_0: Some(ip) })
+        roster.replace_unspecified_hosts(ip);
+        Ok((listener, roster))
     }
 
     fn check_secret(&self, address: SocketAddr) -> Result<(), StartError> {
@@ -174,8 +178,8 @@ impl<'a> Exchange<'a> {
     }
 
     fn own_member(&self, address: SocketAddr) -> Member {
-        let machine = machine_id(self.options.host_id.as_deref());
-        Member { host: host_name(), machine, address, shared: shared_settings(self.options) }
+        let machine = machine_id(self.options.host_id);
+        Member { host: host_name(), machine, address, shared: self.options.shared }
     }
 
     /// Opens a free port on which this rank accepts connections: a permitted one, or one that the operating system chooses.
@@ -183,14 +187,14 @@ impl<'a> Exchange<'a> {
         let (rank, any_port) = (self.rank, SocketAddr::new(ip, 0));
         let Some(ports) = self.options.ports else { return self.listen(any_port) };
         // The ranks of a host begin with different ports, so that they seldom try the same port.
-        let socket = ports.listen(rank.get(), |port| self.sockets.listen(SocketAddr::new(ip, port)));
+        let socket = ports.listen(rank.get(), |port| self.options.sockets.listen(SocketAddr::new(ip, port)));
         let in_use = StartError::PortsInUse { process: format!("rank {rank}"), host: host_name(), ports, ip };
         self.new_listener(socket, any_port, in_use)
     }
 
     fn listen(&self, address: SocketAddr) -> Result<Listener, StartError> {
         let in_use = StartError::PortInUse { address, rank: self.rank };
-        self.new_listener(self.sockets.listen(address), address, in_use)
+        self.new_listener(self.options.sockets.listen(address), address, in_use)
     }
 
     /// Returns the listener on a socket, or the error why there is none.
@@ -212,23 +216,4 @@ impl<'a> Exchange<'a> {
 /// Returns the address that stands for all addresses of a host, of the same version as `ip`.
 fn unspecified(ip: IpAddr) -> IpAddr {
     if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
-}
-
-/// Returns the number of processors of the ranks of this host. A launcher that binds ranks to processors sets the number.
-pub(super) fn local_processors(options: &JoinOptions) -> u32 {
-    let from_launcher = match &options.method {
-        JoinMethod::Launched(launched) => launched.local_processors,
-        _ => None,
-    };
-    from_launcher.unwrap_or_else(|| available_parallelism().map_or(1, NonZero::get) as u32)
-}
-
-fn shared_settings(options: &JoinOptions) -> SharedSettings {
-    SharedSettings {
-        segment_bytes: options.segment_bytes,
-        checksums: options.checksums,
-        processors: local_processors(options),
-        streams: options.streams.to_byte(),
-        timeline: options.recording.timeline.is_some(),
-    }
 }

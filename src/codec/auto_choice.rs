@@ -3,8 +3,7 @@
 //! All ranks must choose the same codec in the same call. So all decisions depend only on the number of calls and on numbers
 //! that are the same on all ranks: errors of results, and the largest time of any rank.
 
-use crate::codec::Compression;
-use crate::types::Rounding;
+use crate::types::{Compression, Rounding};
 
 /// The codecs that a trial tries, from the most exact one to the coarsest one.
 const CANDIDATES: [Compression; 5] = [
@@ -51,16 +50,16 @@ pub struct AutoReport {
 }
 
 #[derive(PartialEq, Debug)]
-pub(super) struct AutoStep {
-    pub(super) compression: Compression,
+pub(crate) struct AutoStep {
+    pub(crate) compression: Compression,
     /// Whether the ranks measure the error of this codec. [`AutoChoice::handle_error`] gets the result before the next call.
-    pub(super) is_checked: bool,
+    pub(crate) is_checked: bool,
     /// The times of this rank that the ranks compare. [`AutoChoice::handle_times`] gets the largest ones before the next call.
-    pub(super) times_to_compare: Option<Vec<f32>>,
+    pub(crate) times_to_compare: Option<Vec<f32>>,
 }
 
 #[derive(Debug)]
-pub(super) struct AutoChoice {
+pub(crate) struct AutoChoice {
     error_max: f32,
     candidates: [Candidate; CANDIDATES.len()],
     current: usize,
@@ -91,7 +90,7 @@ enum AutoPhase {
 }
 
 impl AutoChoice {
-    pub(super) fn new(error_max: f64) -> Self {
+    pub(crate) fn new(error_max: f64) -> Self {
         let candidates = CANDIDATES.map(|compression| {
             let error = (compression == Compression::None).then_some(0.0);
             Candidate { compression, error, seconds: f32::INFINITY }
@@ -102,7 +101,7 @@ impl AutoChoice {
         Self { error_max, candidates, current: 0, chosen: None, phase, times, trial_period }
     }
 
-    pub(super) fn report(&self) -> AutoReport {
+    pub(crate) fn report(&self) -> AutoReport {
         let Candidate { compression, error, seconds } = self.candidates[self.current];
         let is_trial = !matches!(self.phase, AutoPhase::Use { .. });
         AutoReport {
@@ -114,12 +113,12 @@ impl AutoChoice {
     }
 
     /// Chooses to send exact elements, because all ranks are on one host.
-    pub(super) fn use_exact_elements(&mut self) {
+    pub(crate) fn use_exact_elements(&mut self) {
         self.current = 0;
         self.phase = AutoPhase::Use { calls: 0, was_slow: false };
     }
 
-    pub(super) fn begin_call(&mut self) -> AutoStep {
+    pub(crate) fn begin_call(&mut self) -> AutoStep {
         let mut step = AutoStep { compression: Compression::None, is_checked: false, times_to_compare: None };
         match &mut self.phase {
             AutoPhase::Trial { calls } => {
@@ -158,7 +157,7 @@ impl AutoChoice {
         step
     }
 
-    pub(super) fn record_time(&mut self, seconds: f32) {
+    pub(crate) fn record_time(&mut self, seconds: f32) {
         if self.times.len() >= RECENT_TIMES {
             self.times.remove(0);
         }
@@ -166,7 +165,7 @@ impl AutoChoice {
     }
 
     /// Handles the relative error of the codec of the last call. It is NaN if the elements had no finite norm.
-    pub(super) fn handle_error(&mut self, error: f32) {
+    pub(crate) fn handle_error(&mut self, error: f32) {
         if error.is_nan() {
             if let AutoPhase::Trial { calls } = &mut self.phase {
                 // Without its error, a codec must not be chosen. So measure again.
@@ -189,7 +188,7 @@ impl AutoChoice {
     }
 
     /// Handles the largest time of any rank, for each time that [`AutoChoice::begin_call`] has returned.
-    pub(super) fn handle_times(&mut self, times: &[f32]) {
+    pub(crate) fn handle_times(&mut self, times: &[f32]) {
         match self.phase {
             AutoPhase::Comparison => {
                 for (candidate, seconds) in self.candidates.iter_mut().zip(times) {
