@@ -13,7 +13,7 @@ use crate::wire::{Cause, FrameHeader, FrameKind};
 pub const CREDIT_BYTES: u64 = 1 << 20;
 /// The most frames of early data that a rank may have sent to one peer and that the peer has not consumed.
 pub const CREDIT_FRAMES_MAX: usize = CREDIT_BYTES as usize / credit_cost(0);
-/// The most operations that a rank may have announced to one peer and that the peer has not begun.
+/// The most operations that a rank may have announced to one peer and that the peer has not begun. All ranks have the same value.
 pub(super) const ANNOUNCED_MAX: usize = 1 << 20;
 /// The call sites of this many last messages to a peer are stored, for the error if the peer's receive does not fit a message.
 const SITES_MAX: usize = 1024;

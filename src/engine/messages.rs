@@ -149,7 +149,7 @@ impl Engine {
 
     /// Records that the driver has sent the message for which [`Engine::next_direct_send`] returned a number.
     pub fn record_direct_send(&mut self, to: Rank, bytes: usize, site: Site) {
-        let link = self.links.get_or_default(to);
+        let Some(link) = self.links.get_mut(to) else { return };
         link.number_message(site);
         link.spend_credit(bytes);
     }

@@ -159,5 +159,7 @@ mod tests {
         first.words().fill(7);
         let other = Segment::open(first.0.location().unwrap(), bytes, &token).unwrap();
         assert_eq!(HandoverBuffer(other).words(), [7; 1000]);
+        let empty = Segment::create(HandoverBuffer::segment_bytes(0), &token).unwrap();
+        assert_eq!(HandoverBuffer(empty).words(), [0; 0]);
     }
 }

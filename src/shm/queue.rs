@@ -23,7 +23,8 @@
 //!
 //! Each word of a peer is read once and then checked. A wrong word gives a [`QueueError`], and nothing is read or written
 //! outside the queue and the two passed buffers. A rank that stops in the middle of an entry, or passes a buffer that it does
-//! not own, harms only its own messages.
+//! not own, harms only its own messages. But every rank of the host can write to the whole memory, so a rank that writes outside
+//! its queues can harm all messages of the host, and can make ranks wait until their deadlines.
 
 mod entry;
 mod receiver;

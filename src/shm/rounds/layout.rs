@@ -22,7 +22,8 @@ pub const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
 /// these rounds; a power of two is fast.
 pub(super) const SHORT_CELLS: u64 = 2 * SHORT_LEAD_MAX;
 /// The number of payloads of maximum length for which a ring buffer has space. At least three are necessary: for
-/// the payload that other ranks read, for the payload that this rank writes, and for the unused space at the end.
+/// the payload that other ranks read, for the payload that this rank writes, and for the unused space at the end. ADR 35 says
+/// why it is longer.
 pub(super) const RING_BUFFER_SLOTS: usize = 4;
 /// The number of bytes that the payloads in the ring buffers of all ranks use together, unless they are too long for that. With
 /// more memory, the ranks would read memory that is in no cache, and have more page faults.

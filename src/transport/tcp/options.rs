@@ -208,6 +208,7 @@ mod tests {
     fn the_pacing_rate_is_set_and_can_be_changed() {
         let rate = "80mbit".parse().unwrap();
         let options = SocketOptions::new(&CongestionControl::Host, Duration::ZERO, Some(rate)).unwrap();
+        assert!(options.congestion.is_none());
         let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
         for rate_divisor in [1, 4] {
             options.apply(&socket, rate_divisor).unwrap();
