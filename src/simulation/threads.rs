@@ -5,7 +5,6 @@
 mod core;
 mod program;
 
-use std::iter;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, TryLockError, Weak};
@@ -299,10 +298,8 @@ impl SimDriver {
 
     /// Waits for the result of an asynchronous operation, at most until the time `until`. Returns whether it has ended.
     fn wait(&self, id: usize, until: Option<Timestamp>) -> bool {
-        let takeover = self.take_over_driving(iter::once(id));
-        let (core, ended, found) = self.drive_until(self.lock(), until, |core| core.take_result(id));
+        let (core, ended, found) = self.drive_until(self.lock(), &[id], until, |core| core.take_result(id));
         drop(core);
-        drop(takeover);
         let is_late = until.is_some_and(|until| ended >= until);
         assert!(found.is_some() || is_late, "a thread stops waiting too early");
         found.is_some()
@@ -338,7 +335,7 @@ impl SimDriver {
         match action {
             ThreadAction::Block(id) => {
                 let core = self.begin(self.lock(), id, true);
-                let (_core, _, found) = self.drive_until(core, None, |core| core.take_result(id));
+                let (_core, _, found) = self.drive_until(core, &[], None, |core| core.take_result(id));
                 assert!(found.is_some(), "a thread without a limit stops waiting");
             }
             ThreadAction::BlockOnPost(id) => self.block_on_post(id),
@@ -365,11 +362,9 @@ impl SimDriver {
                 for id in ids {
                     drop(self.begin(self.lock(), id, false));
                 }
-                let takeover = self.take_over_driving(ids.into_iter());
                 let has_any_ended =
                     |core: &mut SimCore| ids.iter().any(|&id| !core.is_active(id)).then_some(());
-                drop(self.drive_until(self.lock(), None, has_any_ended));
-                drop(takeover);
+                drop(self.drive_until(self.lock(), &ids, None, has_any_ended));
             }
         }
     }

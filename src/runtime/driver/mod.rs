@@ -180,12 +180,9 @@ impl Driver {
         Ok((core, id))
     }
 
-    pub(crate) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
+    pub(crate) fn wait(&self, id: OpId) -> Option<Result<OperationOutput, Error>> {
         let started = self.shared.now();
-        let takeover = self.shared.take_over_driving(std::iter::once(id));
-        let result = self.shared.wait(self.shared.lock(), id, started, until);
-        drop(takeover);
-        result
+        self.shared.wait(self.shared.lock(), id, started, None)
     }
 
     /// Waits for an operation on a borrowed buffer. It uses the buffer until it ends, so an interrupt must fail the job.
@@ -217,10 +214,7 @@ impl Driver {
     pub(crate) fn wait_any(&self, ids: &[OpId], until: Option<Timestamp>) -> Option<usize> {
         let started = self.shared.now();
         let ended = |core: &mut Core| ids.iter().position(|id| !core.active_ids.contains(id));
-        let takeover = self.shared.take_over_driving(ids.iter().copied());
-        let index = self.shared.wait_and_count(self.shared.lock(), started, until, ended);
-        drop(takeover);
-        index
+        self.shared.wait_and_count(self.shared.lock(), ids, started, until, ended)
     }
 
     /// Does all work of the job that needs no waiting. Returns whether the operation `id` has ended.
@@ -249,7 +243,7 @@ impl Driver {
         for _ in 0..2 {
             core = self.shared.drive_once(core, now, Some(now));
         }
-        let (mut core, _, found) = self.shared.drive_until(core, Some(until), |core| match core.error() {
+        let (mut core, _, found) = self.shared.drive_until(core, &[], Some(until), |core| match core.error() {
             Some(error) => Some(Err(error)),
             None => core.link_driver.engine.probe(&pattern).map(Ok),
         });
@@ -319,7 +313,8 @@ impl Drop for Driver {
         }
         let shared = &self.shared;
         let until = shared.now() + FLUSH_TIMEOUT;
-        drop(shared.drive_until(shared.lock(), Some(until), |core| core.active_ids.is_empty().then_some(())));
+        let is_idle = |core: &mut Core| core.active_ids.is_empty().then_some(());
+        drop(shared.drive_until(shared.lock(), &[], Some(until), is_idle));
         shared.end_progress_thread();
         if let Some(thread) = self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
             // If a function of the user held the last handle, the progress thread itself drops the driver, and then ends.

@@ -119,7 +119,7 @@ impl DriverShared {
         started: Timestamp,
         until: Option<Timestamp>,
     ) -> Option<Result<OperationOutput, Error>> {
-        self.wait_and_count(core, started, until, |core| {
+        self.wait_and_count(core, &[id], started, until, |core| {
             let result = core.results.remove(&id)?;
             if result.as_ref().is_ok_and(|output| output.envelope.is_some()) {
                 core.poll_time.record_received_message();
@@ -132,12 +132,13 @@ impl DriverShared {
     pub(super) fn wait_and_count<'a, R>(
         &'a self,
         core: LockedCore<'a>,
+        ids: &[OpId],
         started: Timestamp,
         until: Option<Timestamp>,
         find: impl FnMut(&mut Core) -> Option<R>,
     ) -> Option<R> {
         let span = self.recorder.get().map(|_| span(SpanKind::Wait));
-        let (mut core, ended, found) = self.drive_until(core, until, find);
+        let (mut core, ended, found) = self.drive_until(core, ids, until, find);
         drop(span);
         core.statistics.exposed += ended.saturating_sub(started);
         found
