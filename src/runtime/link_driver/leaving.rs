@@ -3,7 +3,7 @@
 use std::io::IoSliceMut;
 
 use super::LinkDriver;
-use crate::runtime::link_io::{FramePayload, IncomingFrame, LinkIo};
+use crate::runtime::link_io::{FramePayload, IncomingFrame, LinkIo, PayloadTarget};
 use crate::shm::SegmentMemory;
 use crate::transport::{SocketTransport, TransferResult};
 use crate::types::Rank;
@@ -32,8 +32,10 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
             // If nothing of a segment has been sent, for example because the link has not opened, the peer still gets the cause.
             link.outgoing
                 .take_if(|frame| frame.sent == 0 && matches!(frame.payload, FramePayload::Segment(..)));
-            if let IncomingFrame::Segment { bytes, filled, .. } = &link.incoming {
-                link.incoming = IncomingFrame::Discarded { left: bytes.len() - filled };
+            if let IncomingFrame::Payload { target: target @ PayloadTarget::Segment { .. }, .. } =
+                &mut link.incoming
+            {
+                *target = PayloadTarget::Discarded;
             }
         }
     }
