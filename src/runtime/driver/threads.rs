@@ -62,17 +62,6 @@ pub(crate) trait ThreadedDriver: Sized {
         self.wake_socket_waiter(core);
     }
 
-    /// Makes another thread drive the event loop, because the caller stops waiting.
-    fn pass_on_driving(&self, core: &mut Locked<'_, Self>) {
-        if core.has_socket_waiter() {
-            return;
-        }
-        core.wake_waiters();
-        if !core.background().is_empty() {
-            core.notify_progress_thread();
-        }
-    }
-
     /// Drives the event loop until `find` returns a value, or until the time `until`. Also returns the time at the end. Until then,
     /// the progress thread does not drive the operations `ids`, so this thread polls before it sleeps. The progress thread never
     /// polls, to leave the processor to the program's computation.
@@ -97,7 +86,13 @@ pub(crate) trait ThreadedDriver: Sized {
                         core.background().insert(id);
                     }
                 }
-                self.pass_on_driving(&mut core);
+                // Another thread has to drive the event loop now.
+                if !core.has_socket_waiter() {
+                    core.wake_waiters();
+                    if !core.background().is_empty() {
+                        core.notify_progress_thread();
+                    }
+                }
                 return (core, now, found);
             }
             core = self.drive(core, now, until);
