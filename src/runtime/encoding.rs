@@ -32,12 +32,8 @@ pub(crate) struct EncodedBlock {
     scratch: Vec<f32>,
 }
 
-#[derive(Debug)]
-pub(crate) struct InvalidChunk {
-    /// The rank of the job that sent the chunk.
-    pub(crate) sender: Rank,
-    pub(crate) error: DecodeError,
-}
+/// The rank of the job that sent a chunk which does not decode.
+pub(crate) type InvalidChunk = (Rank, DecodeError);
 
 impl EncodedBlock {
     /// Returns a block without elements.
@@ -109,7 +105,7 @@ impl EncodedBlock {
                 let (_, keys) = encoding.place(*start, &chunk.elements, 1);
                 let words = &workspace[chunk.words.clone()];
                 let decoded = encoding.codec.decode(words, keys, &mut values[chunk.elements.clone()]);
-                decoded.map_err(|error| InvalidChunk { sender: chunk.owner, error })?;
+                decoded.map_err(|error| (chunk.owner, error))?;
             }
         }
         Ok(())
@@ -183,7 +179,7 @@ impl Encoding {
             for (index, ExchangedChunk { owner: sender, received, .. }) in others.iter().enumerate() {
                 let words = &workspace[received.clone()][tile_words.clone()];
                 let decoded = self.codec.decode(words, keys, scratch);
-                decoded.map_err(|error| InvalidChunk { sender: *sender, error })?;
+                decoded.map_err(|error| (*sender, error))?;
                 let kernel = if index + 1 == others.len() { reduce_last } else { reduce };
                 kernel.apply(bytemuck::cast_slice_mut(sum), bytemuck::cast_slice(scratch));
             }

@@ -128,9 +128,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         self.programs.keep((key, Arc::clone(&program)));
         program
     }
-}
 
-impl<M: RoundsMemory> HostRounds<M> {
     /// Returns a call that [`HostRounds::run_short`] can run, or `None` if the call has several rounds or long payloads.
     pub(crate) fn short_call(
         &mut self,
@@ -331,9 +329,9 @@ impl Patience {
         let Some(left) = self.looks.checked_sub(1) else { return false };
         self.looks = left;
         if self.yields {
-            thread::yield_now()
+            thread::yield_now();
         } else {
-            pause_between_looks(left)
+            pause_between_looks(left);
         }
         true
     }

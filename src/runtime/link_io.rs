@@ -246,7 +246,7 @@ impl LinkIo {
                 IncomingFrame::Header if self.header_filled == HEADER_BYTES => {
                     self.header_filled = 0;
                     match FrameHeader::decode(&self.header) {
-                        Ok(header) => self.incoming = self.handle_header(peer, header, engine, operations),
+                        Ok(header) => self.incoming = Self::handle_header(peer, header, engine, operations),
                         Err(error) => self.refuse(peer, error.to_string(), engine),
                     }
                 }
@@ -257,7 +257,6 @@ impl LinkIo {
 
     /// Passes a header to the engine, and returns the state for receiving the payload.
     fn handle_header(
-        &mut self,
         peer: Rank,
         header: FrameHeader,
         engine: &mut Engine,
@@ -293,7 +292,7 @@ impl LinkIo {
         engine: &mut Engine,
         operations: &mut ActiveOperations,
     ) {
-        self.incoming = self.handle_header(peer, header, engine, operations);
+        self.incoming = Self::handle_header(peer, header, engine, operations);
         let count = first_bytes.len();
         if let IncomingFrame::Payload { target, .. } = &mut self.incoming {
             let payload = match target {
@@ -312,8 +311,8 @@ impl LinkIo {
         self.handle_complete_frames(peer, engine, operations);
     }
 
-    /// Applies or stores the segment, or passes on the control frame, whose payload has been received completely. Refuses a payload
-    /// with a wrong checksum.
+    /// Applies or stores the segment, or passes on the control frame, whose payload has been received completely. Refuses a
+    /// payload with a wrong checksum.
     fn handle_complete_payload(
         &mut self,
         peer: Rank,

@@ -244,7 +244,7 @@ impl Meter {
 
     /// Adds the time since `started` to `part`, and sets `started` to the current time, at which the next part begins.
     pub(crate) fn end(&self, part: ProfilePart, started: &mut Option<Instant>) {
-        self.add(part, started, Some(None));
+        self.add(part, started, (true, None));
     }
 
     /// Like [`end`](Self::end), after a transfer. The timeline gets the call only if bytes have moved.
@@ -255,15 +255,16 @@ impl Meter {
         peer: Rank,
         moved: Option<usize>,
     ) {
-        self.add(part, started, moved.map(|bytes| Some((peer, bytes as u64))));
+        let transfer = moved.map(|bytes| (peer, bytes as u64));
+        self.add(part, started, (moved.is_some(), transfer));
     }
 
-    /// Ends a part. The timeline gets it with its transfer, unless `in_timeline` is `None`.
+    /// Ends a part. The timeline gets it if it `is_visible`, with its transfer.
     fn add(
         &self,
         part: ProfilePart,
         started: &mut Option<Instant>,
-        in_timeline: Option<Option<(Rank, u64)>>,
+        (is_visible, transfer): (bool, Option<(Rank, u64)>),
     ) {
         let Some(since) = started else { return };
         let (begun, now) = (*since, Instant::now());
@@ -272,8 +273,7 @@ impl Meter {
             let parts = if IN_BACKGROUND.get() { &self.0.background } else { &self.0.calls };
             parts[part as usize].fetch_add((now - begun).as_nanos() as u64, Ordering::Relaxed);
         }
-        if let (Some(transfer), Some(name), Some(recorder)) = (in_timeline, part.step_name(), self.recorder())
-        {
+        if let (true, Some(name), Some(recorder)) = (is_visible, part.step_name(), self.recorder()) {
             recorder.add_part(name, transfer, (begun, now));
         }
     }

@@ -33,7 +33,8 @@ enum Keeper {
 type Allocate = fn(usize) -> Option<Memory>;
 
 // SAFETY: while this memory lives, it is the only access to its output: it has the owner of the output, or has borrowed the
-// output (see `lend`; `SplitBuffer` gives no access to the whole buffer). Its input is only read. So any thread may use the memory.
+// output (see `lend`; `SplitBuffer` gives no access to the whole buffer). Its input is only read. So any thread may use the
+// memory.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -44,7 +45,9 @@ impl Memory {
     /// Returns memory that the operation owns until it has ended.
     pub fn owned<B: OwnedBuffer>(mut elements: B) -> Self {
         let output: *mut [u8] = bytemuck::cast_slice_mut::<B::Element, u8>(elements.as_mut());
-        Self::new(&[], output, Keeper::Owner(Box::new(elements)))
+        // The empty input is aligned, too.
+        let input = std::ptr::slice_from_raw_parts(output.cast::<u8>(), 0);
+        Self::new(input, output, Keeper::Owner(Box::new(elements)))
     }
 
     /// Returns memory that the operation owns until it has ended, and only reads.
@@ -78,8 +81,8 @@ impl Memory {
 
     /// Returns a range of the bytes; `None` if the range is too long.
     pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
-        // SAFETY: the slices are valid. An owner is not used while this memory lives, and its elements do not move when it is moved
-        // (`Sealed`). `lend` does not return a buffer to its owner while this memory lives, and nor does `SplitBuffer`.
+        // SAFETY: the slices are valid. An owner is not used while this memory lives, and its elements do not move when it is
+        // moved (`Sealed`). `lend` does not return a buffer to its owner while this memory lives, and nor does `SplitBuffer`.
         let (input, output) = unsafe { (&*self.input, &*self.output) };
         range_of(input, output, range)
     }

@@ -1,5 +1,5 @@
-//! Collectives in shared memory that their callers execute, without a lock. A caller that waits for other ranks looks at their posts
-//! for a short time. Then it hands the collective over to the core, and waits as for any other operation of the core.
+//! Collectives in shared memory that their callers execute, without a lock. A caller that waits for other ranks looks at their
+//! posts for a short time. Then it hands the collective over to the core, and waits as for any other operation of the core.
 
 use std::mem;
 use std::sync::atomic::Ordering;
@@ -78,8 +78,8 @@ pub(crate) fn fail_because<M: RoundsMemory>(
 }
 
 impl Driver {
-    /// Runs a short call, and waits until it is complete. If anything is unusual, returns what it has done: the caller has to call
-    /// [`Driver::run_in_shared_memory`].
+    /// Runs a short call, and waits until it is complete. If anything is unusual, returns what it has done: the caller has to
+    /// call [`Driver::run_in_shared_memory`].
     pub(crate) fn run_short(
         &self,
         host_rounds: &mut HostRounds,
@@ -111,7 +111,7 @@ impl Driver {
         Err(begun)
     }
 
-    /// Runs a collective, and waits until it is complete. Returns its rounds, unless the core has them.
+    /// Runs a collective, and waits until it is complete. Returns its rounds.
     pub(crate) fn run_in_shared_memory(
         &self,
         mut host_rounds: Box<HostRounds>,
@@ -159,7 +159,8 @@ impl Driver {
             return memory::lend(memory, |memory| {
                 let (mut core, now) = (shared.lock(), shared.now());
                 let id = core.adopt(now, *request, host_rounds, (shm_operation, memory), event);
-                self.wait_for_borrowed(core, id, now).unwrap_or(Err(Error::Taken)).map(|_| None)
+                self.wait_for_borrowed(core, id, now).unwrap_or(Err(Error::Taken))?;
+                Ok(self.core().take_rounds(request.group))
             });
         };
         if let (Some(recorder), Some(event)) = (shared.meter.recorder(), event) {

@@ -297,6 +297,7 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
         if let Some(until) = self.notify_until {
             return self.poll_after_failure(now, until);
         }
+        let had_failed = self.link_driver.engine.failure().is_some();
         let events_before = self.link_driver.engine.event_count();
         if self.link_driver.engine.poll_timeout().is_some_and(|due| now >= due) {
             self.link_driver.report_unacknowledged_links();
@@ -304,7 +305,7 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
         let can_move_more = self.link_driver.poll(now);
         // A probe waits for a message, and a thread that sleeps in shared memory waits for a wake frame.
         let mut is_progress = self.link_driver.engine.event_count() != events_before;
-        if !self.shm_tasks.is_empty() {
+        if !self.shm_tasks.is_empty() && !had_failed {
             is_progress |= self.poll_shm_operations(now);
             // Sleeping peers must learn of the new posts before this rank sleeps itself.
             self.link_driver.send_control_frames();

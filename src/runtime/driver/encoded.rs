@@ -44,12 +44,12 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                 (workspace, Some((0, exchange.exchange.first.clone(), ExchangeState::FirstStep)))
             }
             ExchangeState::Contributions(mut workspace) => {
-                exchange.reduce(&mut workspace).map_err(|invalid| self.fail_because_of_chunk(&invalid))?;
+                exchange.reduce(&mut workspace).map_err(|invalid| self.fail_because_of_chunk(invalid))?;
                 let second = exchange.exchange.second.clone();
                 (workspace, second.map(|schedule| (RESULTS_GROUP_BIT, schedule, ExchangeState::SecondStep)))
             }
             ExchangeState::Results(workspace) => {
-                exchange.decode(&workspace).map_err(|invalid| self.fail_because_of_chunk(&invalid))?;
+                exchange.decode(&workspace).map_err(|invalid| self.fail_because_of_chunk(invalid))?;
                 (workspace, None)
             }
         };
@@ -61,10 +61,9 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         self.begin_links_of_stage(now, (group_bit, block), schedule, (Memory::owned(workspace), None))
     }
 
-    fn fail_because_of_chunk(&mut self, InvalidChunk { sender, error }: &InvalidChunk) -> Failure {
+    fn fail_because_of_chunk(&mut self, (sender, error): InvalidChunk) -> Failure {
         let engine = &mut self.link_driver.engine;
-        engine
-            .report_misbehavior(*sender, format!("it sent compressed elements that do not decode: {error}"));
+        engine.report_misbehavior(sender, format!("it sent compressed elements that do not decode: {error}"));
         engine.failure().cloned().expect("the misbehavior of a peer fails the job")
     }
 }

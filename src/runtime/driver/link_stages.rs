@@ -45,10 +45,6 @@ pub(super) enum ExchangeState {
     Results(Vec<u32>),
 }
 
-fn is_second_step(group: u32) -> bool {
-    group & RESULTS_GROUP_BIT != 0
-}
-
 impl LinkStages {
     /// Adds a block with a stage over links, or with a step of an exchange, that will begin later. The blocks of all collectives
     /// of a group must be added in the same order on all ranks.
@@ -67,16 +63,17 @@ impl LinkStages {
         Ok(())
     }
 
-    /// Takes a stage that has work: the first one of a queue, if it is ready to begin its operation, or an exchange that begins no
-    /// operation any more.
+    /// Takes a stage that has work: the first one of a queue, if it is ready to begin its operation, or an exchange that begins
+    /// no operation any more.
     pub(super) fn take_next(&mut self) -> Option<(BlockId, LinkStage)> {
         let stages = &self.stages;
-        let is_ready = |group: u32, block: &BlockId| match stages.get(block) {
-            Some(LinkStage::Plain(..) | LinkStage::Exchange(_, ExchangeState::Ready)) => {
-                !is_second_step(group)
+        let is_ready = |group: u32, block: &BlockId| {
+            let is_second_step = group & RESULTS_GROUP_BIT != 0;
+            match stages.get(block) {
+                Some(LinkStage::Plain(..) | LinkStage::Exchange(_, ExchangeState::Ready)) => !is_second_step,
+                Some(LinkStage::Exchange(_, ExchangeState::Contributions(_))) => is_second_step,
+                _ => false,
             }
-            Some(LinkStage::Exchange(_, ExchangeState::Contributions(_))) => is_second_step(group),
-            _ => false,
         };
         let is_last_work = |stage: &LinkStage| match stage {
             LinkStage::Exchange(exchange, ExchangeState::Contributions(_)) => {

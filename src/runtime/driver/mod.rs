@@ -145,8 +145,8 @@ impl Driver {
         self.begin(self.shared.now(), request, submission, false).map(|(_, id)| id)
     }
 
-    /// Begins an operation, and returns the locked core. If `is_awaited` is true, the progress thread does not drive the operation,
-    /// and the caller waits for it: with [`Driver::wait_for_borrowed`] if it works on a borrowed buffer.
+    /// Begins an operation, and returns the locked core. If `is_awaited` is true, the progress thread does not drive the
+    /// operation, and the caller waits for it: with [`Driver::wait_for_borrowed`] if it works on a borrowed buffer.
     pub(crate) fn begin(
         &self,
         now: Timestamp,
@@ -171,8 +171,8 @@ impl Driver {
         self.shared.wait(self.shared.lock(), id, started, None)
     }
 
-    /// Waits for an operation on a borrowed buffer. It uses the buffer until it ends, so an interrupt must fail the job. `started` is
-    /// the time since which the caller has waited.
+    /// Waits for an operation on a borrowed buffer. It uses the buffer until it ends, so an interrupt must fail the job.
+    /// `started` is the time since which the caller has waited.
     pub(crate) fn wait_for_borrowed<'a>(
         &'a self,
         mut core: LockedCore<'a>,

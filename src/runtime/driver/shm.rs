@@ -106,32 +106,30 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     pub(super) fn poll_shm_operations(&mut self, now: Timestamp) -> bool {
         let ids: Vec<OpId> = self.shm_tasks.keys().copied().collect();
-        let mut has_ended = false;
-        for id in ids {
-            let Self { shm_tasks, rounds, link_driver, .. } = self;
-            let Some(ShmTask { key, shm_operation, memory, .. }) = shm_tasks.get_mut(&id) else { continue };
-            let Some(host_rounds) = rounds.get_mut(key) else { continue };
-            if !host_rounds.is_oldest(shm_operation) {
-                continue;
-            }
-            let engine = &mut link_driver.engine;
-            let wake = |rank| engine.send_wake_frame(rank);
-            match host_rounds.poll(shm_operation, &mut memory.access(), wake) {
-                Ok(Poll::Pending) => {}
-                Ok(Poll::Ready(())) => {
-                    engine.end_external(id);
-                    if let Some(ShmTask { memory, .. }) = self.shm_tasks.remove(&id) {
-                        self.handle_success(id, now, (memory, None));
-                        has_ended = true;
-                    }
-                }
-                Err(failure) => fail_because(engine, key.0, host_rounds, &failure),
+        ids.into_iter().fold(false, |has_ended, id| has_ended | self.poll_shm_operation(id, now))
+    }
+
+    /// Executes an operation as far as possible without waiting, if it is in shared memory. Returns whether it has ended.
+    pub(super) fn poll_shm_operation(&mut self, id: OpId, now: Timestamp) -> bool {
+        let Self { shm_tasks, rounds, link_driver, .. } = self;
+        let Some(ShmTask { key, shm_operation, memory, .. }) = shm_tasks.get_mut(&id) else { return false };
+        let Some(host_rounds) = rounds.get_mut(key).filter(|rounds| rounds.is_oldest(shm_operation)) else {
+            return false;
+        };
+        let engine = &mut link_driver.engine;
+        match host_rounds.poll(shm_operation, &mut memory.access(), |rank| engine.send_wake_frame(rank)) {
+            Ok(Poll::Pending) => return false,
+            Ok(Poll::Ready(())) => engine.end_external(id),
+            Err(failure) => {
+                fail_because(engine, key.0, host_rounds, &failure);
+                return false;
             }
         }
-        if has_ended {
-            self.drop_retired_rounds();
+        if let Some(ShmTask { memory, .. }) = shm_tasks.remove(&id) {
+            self.handle_success(id, now, (memory, None));
         }
-        has_ended
+        self.drop_retired_rounds();
+        true
     }
 
     /// Returns the posts for which a thread now waits without sleeping. Returns none if the progress thread works.

@@ -62,9 +62,9 @@ pub(crate) trait ThreadedDriver: Sized {
         self.wake_socket_waiter(core);
     }
 
-    /// Drives the event loop until `find` returns a value, or until the time `until`. Also returns the time at the end. Until then,
-    /// the progress thread does not drive the operations `ids`, so this thread polls before it sleeps. The progress thread never
-    /// polls, to leave the processor to the program's computation.
+    /// Drives the event loop until `find` returns a value, or until the time `until`. Also returns the time at the end. Until
+    /// then, the progress thread does not drive the operations `ids`, so this thread polls before it sleeps. The progress thread
+    /// never polls, to leave the processor to the program's computation.
     fn drive_until<'a, R>(
         &'a self,
         mut core: Locked<'a, Self>,

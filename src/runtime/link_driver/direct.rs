@@ -58,8 +58,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     }
 
     /// Receives a message into the start of `target`, if it is the next thing that arrives from `source` and fits the pattern. If
-    /// nothing has arrived, looks again for `looks` times. If the caller `has_begun`, receives more of the message of which a part
-    /// is already in `target`. `now` is the time, if the caller knows it.
+    /// nothing has arrived, looks again for `looks` times. If the caller `has_begun`, receives more of the message of which a
+    /// part is already in `target`. `now` is the time, if the caller knows it.
     pub fn receive_directly(
         &mut self,
         request: &OperationRequest,
