@@ -8,6 +8,7 @@ use super::verb_plans::Barrier;
 use super::verbs::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, Scan};
 use super::{Buffer, Error, Group, Handle, OwnedBuffer};
 use crate::runtime::buffer::BufferAccess;
+use crate::runtime::driver::BegunShort;
 use crate::types::{Element, Operation, Rank, ReduceOp, Site};
 
 impl Group {
@@ -149,12 +150,17 @@ impl Group {
         Some(kept)
     }
 
-    pub(super) fn run_on_bytes(&mut self, call: &mut Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
-        if let (Some(short), Some(job), Some(host_rounds)) = (&call.short, &self.job, &mut self.host_rounds) {
-            let Call { spec, request, kernels, .. } = &*call;
-            return job.driver.run_short(host_rounds, (short, request), (spec, kernels), bytes);
-        }
-        self.run_operation(call, bytes)
+    pub(super) fn run_on_bytes(&mut self, call: &mut Call, mut bytes: BufferAccess<'_>) -> Result<(), Error> {
+        let parts = (&call.short, &self.job, &mut self.host_rounds);
+        let begun = if let (Some(short), Some(job), Some(host_rounds)) = parts {
+            match job.driver.run_short(host_rounds, (short, &call.request), &mut bytes) {
+                Ok(()) => return Ok(()),
+                Err(begun) => begun,
+            }
+        } else {
+            BegunShort::default()
+        };
+        self.run_operation(call, bytes, begun)
     }
 
     pub(super) fn check_root(&self, root: Rank) -> Result<(), Error> {

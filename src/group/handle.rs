@@ -95,7 +95,7 @@ impl<R> Handle<R> {
         match self.take() {
             HandleState::Ready(result) => result,
             HandleState::Pending(job, id, make_result) => {
-                make_result(job.driver.wait(id, None).unwrap_or(Err(Error::Taken))?)
+                make_result(job.driver.wait(id).unwrap_or(Err(Error::Taken))?)
             }
         }
     }

@@ -124,7 +124,7 @@ impl Group {
         if job.driver.try_send_directly(&request, to, bytemuck::cast_slice(elements.as_ref())) {
             return Ok(Handle::ready(Ok(elements)));
         }
-        let id = job.driver.submit(request, Submission::Send(to, Memory::owned(elements)))?;
+        let id = job.driver.submit(request, Submission::Send(to, Memory::owned_input(elements)))?;
         let make_result = |output: OperationOutput| output.memory.into_owned().ok_or(Error::Taken);
         Ok(Handle::pending(Arc::clone(job), id, make_result))
     }
@@ -295,10 +295,12 @@ impl Group {
             return receive();
         }
         memory::lend(bytes, |memory| {
-            let sent = driver.begin_borrowed(send_request, Submission::Send(to, memory))?;
+            let (core, sent) =
+                driver.begin(driver.now(), send_request, Submission::Send(to, memory), true)?;
+            drop(core);
             let received = receive();
             // The send must end even if the receive has failed, because the send uses the borrowed elements.
-            driver.wait_for_borrowed(sent).unwrap_or(Err(Error::Taken))?;
+            driver.wait_for_borrowed(driver.core(), sent, driver.now()).unwrap_or(Err(Error::Taken))?;
             received
         })
     }

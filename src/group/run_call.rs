@@ -73,15 +73,21 @@ impl Group {
     }
 
     /// Runs a collective on the bytes of its buffer, and waits until the collective is complete. The rank only sends the input of
-    /// the buffer. In a world of one rank, does nothing.
-    pub(super) fn run_operation(&mut self, call: &mut Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
+    /// the buffer. In a world of one rank, does nothing. `begun` is what the call has done as a short call.
+    pub(super) fn run_operation(
+        &mut self,
+        call: &mut Call,
+        bytes: BufferAccess<'_>,
+        begun: BegunShort,
+    ) -> Result<(), Error> {
         if call.uses_shared_memory
             && self.take_back_rounds()
-            && let (Some(job), Some(host_rounds)) = (&self.job, &mut self.host_rounds)
+            && let (Some(job), Some(rounds)) = (&self.job, self.host_rounds.take())
         {
-            let spec_and_kernels = (&call.spec, call.kernels.clone());
-            let memory = (bytes, BegunShort::default());
-            return job.driver.run_in_shared_memory(host_rounds, &call.request, spec_and_kernels, memory);
+            let (request, spec_and_kernels) = (&call.request, (&call.spec, call.kernels.clone()));
+            self.host_rounds =
+                job.driver.run_in_shared_memory(rounds, request, spec_and_kernels, (bytes, begun))?;
+            return Ok(());
         }
         if self.job.is_none() {
             return self.check_abort();

@@ -24,28 +24,23 @@ pub(crate) struct Encoding {
 }
 
 pub(crate) struct EncodedBlock {
-    pub(crate) encoding: Encoding,
+    encoding: Encoding,
     pub(crate) exchange: TwoStepExchange,
     pub(crate) elements: Memory,
     /// The index of the block's first element in the buffer of the call.
-    pub(crate) start: usize,
-    pub(crate) scratch: Vec<f32>,
+    start: usize,
+    scratch: Vec<f32>,
 }
 
-struct ChunkPlace {
-    /// The elements of the buffer of the call.
-    elements: Range<usize>,
-    keys: RandomKeys,
-}
-
-#[derive(Debug)]
-pub(crate) struct InvalidChunk {
-    /// The rank of the job that sent the chunk.
-    pub(crate) sender: Rank,
-    pub(crate) error: DecodeError,
-}
+/// The rank of the job that sent a chunk which does not decode.
+pub(crate) type InvalidChunk = (Rank, DecodeError);
 
 impl EncodedBlock {
+    /// Returns a block without elements.
+    pub(crate) fn new(encoding: Encoding, exchange: TwoStepExchange, start: usize) -> Self {
+        Self { encoding, exchange, elements: Memory::none(), start, scratch: Vec::new() }
+    }
+
     /// Returns the number of elements whose encodings this rank sends in both steps, and the number of their words.
     pub(crate) fn sent_elements_and_words(&self) -> (u64, u64) {
         let (mut elements, mut words) = (0, 0);
@@ -73,7 +68,7 @@ impl EncodedBlock {
                 if index != *own {
                     encoding.encode_contribution(own_values, words, place, scratch);
                 } else if encoding.codec.rounds_own_values() {
-                    encoding.round(own_values, words, place.keys);
+                    encoding.round(own_values, words, place.1);
                 }
             }
         }
@@ -88,11 +83,11 @@ impl EncodedBlock {
         for ExchangedSlice { own, chunks } in &exchange.slices {
             let own_chunk = &chunks[*own];
             let sum = &mut values[own_chunk.elements.clone()];
-            let place = encoding.place(*start, &own_chunk.elements, 0);
+            let (place, keys) = encoding.place(*start, &own_chunk.elements, 0);
             let others: Vec<&ExchangedChunk> =
                 chunks.iter().enumerate().filter(|(index, _)| index != own).map(|(_, chunk)| chunk).collect();
-            encoding.call.with_errors(place.elements.clone(), |errors| {
-                encoding.reduce_chunk((sum, errors), (&*workspace, &others), place.keys, scratch)
+            encoding.call.with_errors(place, |errors| {
+                encoding.reduce_chunk((sum, errors), (&*workspace, &others), keys, scratch)
             })?;
             if exchange.second.is_some() && !others.is_empty() {
                 let place = encoding.place(*start, &own_chunk.elements, 1);
@@ -107,10 +102,10 @@ impl EncodedBlock {
         let values = values_of(elements);
         for ExchangedSlice { own, chunks } in &exchange.slices {
             for (_, chunk) in chunks.iter().enumerate().filter(|(index, _)| index != own) {
-                let keys = encoding.place(*start, &chunk.elements, 1).keys;
+                let (_, keys) = encoding.place(*start, &chunk.elements, 1);
                 let words = &workspace[chunk.words.clone()];
                 let decoded = encoding.codec.decode(words, keys, &mut values[chunk.elements.clone()]);
-                decoded.map_err(|error| InvalidChunk { sender: chunk.owner, error })?;
+                decoded.map_err(|error| (chunk.owner, error))?;
             }
         }
         Ok(())
@@ -118,11 +113,12 @@ impl EncodedBlock {
 }
 
 impl Encoding {
-    fn place(&self, start: usize, chunk: &Range<usize>, step: u64) -> ChunkPlace {
+    /// Returns where the chunk is in the buffer of the call, and the keys of its random numbers.
+    fn place(&self, start: usize, chunk: &Range<usize>, step: u64) -> (Range<usize>, RandomKeys) {
         let elements = start + chunk.start..start + chunk.end;
         let shared = mix(self.call.seed ^ mix(elements.start as u64));
         let own = mix(shared ^ (2 * u64::from(self.rank.get()) + step));
-        ChunkPlace { elements, keys: RandomKeys { shared, own } }
+        (elements, RandomKeys { shared, own })
     }
 
     /// Returns the tiles of a chunk of `count` elements: ranges of its elements, and of the words of its encoding.
@@ -146,7 +142,7 @@ impl Encoding {
         &self,
         values: &[f32],
         words: &mut [u32],
-        ChunkPlace { elements, keys }: ChunkPlace,
+        (elements, keys): (Range<usize>, RandomKeys),
         scratch: &mut Vec<f32>,
     ) {
         self.call.with_errors(elements, |errors| {
@@ -183,7 +179,7 @@ impl Encoding {
             for (index, ExchangedChunk { owner: sender, received, .. }) in others.iter().enumerate() {
                 let words = &workspace[received.clone()][tile_words.clone()];
                 let decoded = self.codec.decode(words, keys, scratch);
-                decoded.map_err(|error| InvalidChunk { sender: *sender, error })?;
+                decoded.map_err(|error| (*sender, error))?;
                 let kernel = if index + 1 == others.len() { reduce_last } else { reduce };
                 kernel.apply(bytemuck::cast_slice_mut(sum), bytemuck::cast_slice(scratch));
             }
@@ -196,7 +192,7 @@ impl Encoding {
         &self,
         result: &mut [f32],
         words: &mut [u32],
-        ChunkPlace { elements, keys }: ChunkPlace,
+        (elements, keys): (Range<usize>, RandomKeys),
         scratch: &mut Vec<f32>,
     ) {
         self.call.with_errors(elements, |errors| {

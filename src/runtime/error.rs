@@ -128,15 +128,7 @@ fn accepted_types(op: ReduceOp) -> &'static str {
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => "it takes integers",
         ReduceOp::MinLoc | ReduceOp::MaxLoc => "it takes values with their location, such as f32_loc",
         ReduceOp::Custom => "it takes a function of the caller",
-        ReduceOp::Sum
-        | ReduceOp::Average
-        | ReduceOp::Min
-        | ReduceOp::Max
-        | ReduceOp::Product
-        | ReduceOp::LogicalAnd
-        | ReduceOp::LogicalOr
-        | ReduceOp::LogicalXor
-        | ReduceOp::PreMulSum => "it takes plain numbers",
+        _ => "it takes plain numbers",
     }
 }
 

@@ -128,9 +128,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         self.programs.keep((key, Arc::clone(&program)));
         program
     }
-}
 
-impl<M: RoundsMemory> HostRounds<M> {
     /// Returns a call that [`HostRounds::run_short`] can run, or `None` if the call has several rounds or long payloads.
     pub(crate) fn short_call(
         &mut self,
@@ -168,7 +166,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         let parts = call.writes.iter().map(|(start, bytes)| (*start, memory.bytes(bytes.clone())));
         self.rounds.post_short(round, &header, (call.payload_bytes, parts));
         self.rounds.wake_sleepers(|rank| {
-            patience = Patience::Looks(0);
+            patience.looks = 0;
             wake(self.members[rank]);
         });
         if !self.await_short_posts(round, call, (&own_call, &header), patience) {
@@ -317,27 +315,23 @@ impl<M: RoundsMemory> HostRounds<M> {
 
 /// How long a [short call](ShortCall) waits for the posts of other ranks.
 #[derive(Clone, Copy)]
-pub(crate) enum Patience {
-    /// This rank looks this number of times again.
-    Looks(u32),
-    /// This number of times, this rank lets other processes use the processor, and looks again.
-    Yields(u32),
+pub(crate) struct Patience {
+    /// How often this rank looks again.
+    pub(crate) looks: u32,
+    /// Whether this rank lets other processes use the processor before it looks again.
+    pub(crate) yields: bool,
 }
 
 impl Patience {
     /// Waits for a short time. Returns false if the patience is over.
     #[inline]
     fn waits_again(&mut self) -> bool {
-        match self {
-            Self::Looks(0) | Self::Yields(0) => return false,
-            Self::Looks(left) => {
-                *left -= 1;
-                pause_between_looks(*left);
-            }
-            Self::Yields(left) => {
-                *left -= 1;
-                thread::yield_now();
-            }
+        let Some(left) = self.looks.checked_sub(1) else { return false };
+        self.looks = left;
+        if self.yields {
+            thread::yield_now();
+        } else {
+            pause_between_looks(left);
         }
         true
     }

@@ -8,7 +8,10 @@ mod leaving;
 use std::io::IoSliceMut;
 
 use super::gathering::Gathering;
-use super::link_io::{ActiveOperation, ActiveOperations, FramePayload, IncomingFrame, LinkIo, OutgoingFrame};
+use super::link_io::{
+    ActiveOperation, ActiveOperations, AlignedBytes, FramePayload, IncomingFrame, LinkIo, OutgoingFrame,
+    PayloadTarget,
+};
 use super::measurements::{LinkBytes, ProfilePart};
 use super::memory::Memory;
 use crate::engine::{
@@ -285,23 +288,24 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         let (target, next_header) = match incoming {
             IncomingFrame::Direct { .. } | IncomingFrame::Refused => return false,
             IncomingFrame::Header => (&mut header[*header_filled..], None),
-            IncomingFrame::Discarded { left } => {
-                scratch.resize((*left).min(DISCARD_BYTES));
-                (scratch.bytes_mut(), None)
-            }
-            IncomingFrame::Kept { payload, filled, .. } => {
-                (&mut payload.bytes_mut()[*filled..], Some(header))
-            }
-            IncomingFrame::Segment { operation, bytes, action, filled, .. } => {
-                let target = if *action == Action::Copy {
-                    let active = operations.active.get_mut(operation);
-                    buffer_bytes = active.as_ref().map_or(0, |active| active.memory.length());
-                    active.and_then(|active| active.memory.bytes_mut(bytes.clone())).unwrap_or_default()
-                } else {
-                    scratch.bytes_mut()
-                };
-                (&mut target[*filled..], Some(header))
-            }
+            IncomingFrame::Payload { length, filled, target } => match target {
+                PayloadTarget::Discarded => {
+                    (first_bytes(scratch, (*length - *filled).min(DISCARD_BYTES)), None)
+                }
+                PayloadTarget::Kept { payload, .. } => {
+                    (&mut first_bytes(payload, *length)[*filled..], Some(header))
+                }
+                PayloadTarget::Segment { operation, bytes, action, .. } => {
+                    let payload = if *action == Action::Copy {
+                        let active = operations.active.get_mut(operation);
+                        buffer_bytes = active.as_ref().map_or(0, |active| active.memory.length());
+                        active.and_then(|active| active.memory.bytes_mut(bytes.clone())).unwrap_or_default()
+                    } else {
+                        first_bytes(scratch, *length)
+                    };
+                    (&mut payload[*filled..], Some(header))
+                }
+            },
         };
         let moved = match next_header {
             Some(header) => {
@@ -329,4 +333,12 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
             }
         }
     }
+}
+
+/// Returns the first `length` bytes of the memory, which grows if it is too short. New bytes are 0.
+fn first_bytes(memory: &mut AlignedBytes, length: usize) -> &mut [u8] {
+    if size_of_val(&memory[..]) < length {
+        memory.resize(length.div_ceil(size_of::<u64>()), 0);
+    }
+    &mut bytemuck::cast_slice_mut(memory)[..length]
 }

@@ -31,23 +31,14 @@ pub(crate) struct ActiveOperation {
 pub(crate) struct ActiveOperations {
     pub(crate) active: SortedMap<OpId, ActiveOperation>,
     /// The segments that have arrived too early, by operation and sender, in the order of their arrival.
-    pub(crate) stored: BTreeMap<(OperationKey, Rank), VecDeque<StoredFrame>>,
+    pub(crate) stored: BTreeMap<(OperationKey, Rank), VecDeque<(FrameHeader, AlignedBytes)>>,
     /// The bytes of the messages from this rank to itself that no receive has matched, by the operation that sends the message.
     messages_to_self: BTreeMap<OpId, Vec<u8>>,
     pub(crate) meter: Meter,
 }
 
-/// A byte buffer that is aligned for every element type.
-#[derive(Default)]
-pub(crate) struct AlignedBytes {
-    words: Vec<u64>,
-    length: usize,
-}
-
-pub(crate) struct StoredFrame {
-    pub(crate) header: FrameHeader,
-    payload: AlignedBytes,
-}
+/// Memory for bytes that is aligned for every element type. The last bytes may be unused.
+pub(crate) type AlignedBytes = Vec<u64>;
 
 pub(crate) struct LinkIo {
     pub(crate) incoming: IncomingFrame,
@@ -55,7 +46,7 @@ pub(crate) struct LinkIo {
     pub(crate) header: [u8; HEADER_BYTES],
     pub(crate) header_filled: usize,
     pub(crate) outgoing: Option<OutgoingFrame>,
-    /// The payload of a segment that will be reduced. It is at most one segment long.
+    /// The payload of a segment that will be reduced, or of which a part is thrown away. It is at most one segment long.
     pub(crate) scratch: AlignedBytes,
     /// Whether the link is closed, or could not be opened.
     pub(crate) is_lost: bool,
@@ -67,16 +58,27 @@ pub(crate) struct LinkIo {
 pub(crate) enum IncomingFrame {
     /// The header of the next frame.
     Header,
-    /// The payload of a segment that is applied as soon as it is complete.
-    Segment { header: FrameHeader, operation: OpId, bytes: Range<usize>, action: Action, filled: usize },
-    /// The payload of a segment that has to be stored under this key, or of a control frame, which has no key.
-    Kept { header: FrameHeader, key: Option<OperationKey>, payload: AlignedBytes, filled: usize },
-    /// A payload that is thrown away; `left` bytes of it have not arrived.
-    Discarded { left: usize },
+    Payload {
+        length: usize,
+        filled: usize,
+        target: PayloadTarget,
+    },
     /// A message that a thread receives without an operation (`link_driver/direct.rs`). Only this thread reads the link now.
-    Direct { message: LocalMessage, filled: usize },
+    Direct {
+        message: LocalMessage,
+        filled: usize,
+    },
     /// Nothing more is read from this link, because the peer broke the protocol.
     Refused,
+}
+
+pub(crate) enum PayloadTarget {
+    /// The payload of a segment, which is applied as soon as it is complete.
+    Segment { header: FrameHeader, operation: OpId, bytes: Range<usize>, action: Action },
+    /// The payload of a segment that has to be stored under this key, or of a control frame, which has no key.
+    Kept { header: FrameHeader, key: Option<OperationKey>, payload: AlignedBytes },
+    /// The payload is thrown away.
+    Discarded,
 }
 
 pub(crate) struct OutgoingFrame {
@@ -90,29 +92,6 @@ pub(crate) enum FramePayload {
     /// A segment: these bytes of the operation's buffer.
     Segment(OpId, Range<usize>),
     Control(Bytes),
-}
-
-impl AlignedBytes {
-    fn new(length: usize) -> Self {
-        Self { words: vec![0; length.div_ceil(size_of::<u64>())], length }
-    }
-
-    /// Sets the length to `length` bytes. The content is unspecified.
-    pub(crate) fn resize(&mut self, length: usize) {
-        let words = length.div_ceil(size_of::<u64>());
-        if self.words.len() < words {
-            self.words.resize(words, 0);
-        }
-        self.length = length;
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.length]
-    }
-
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.length]
-    }
 }
 
 impl ActiveOperations {
@@ -150,27 +129,30 @@ impl ActiveOperations {
         let (first, last) = keys.into_inner();
         let (&(_, peer), frames) =
             self.stored.range((first, Rank::ZERO)..=(last, Rank::new(u32::MAX))).next()?;
-        Some((peer, frames.front()?.header))
+        Some((peer, frames.front()?.0))
     }
 
     pub(crate) fn apply_stored(&mut self, key: OperationKey, engine: &mut Engine) {
         let (lowest, highest) = ((key, Rank::ZERO), (key, Rank::new(u32::MAX)));
         while !self.stored.is_empty() {
             let applicable = self.stored.range_mut(lowest..=highest).find_map(|(&(_, peer), frames)| {
-                match engine.check_stored_frame(peer, &frames.front()?.header) {
+                match engine.check_stored_frame(peer, &frames.front()?.0) {
                     FrameVerdict::Apply { operation, range, action } => {
                         Some((peer, frames.pop_front()?, frames.is_empty(), (operation, range, action)))
                     }
                     _ => None,
                 }
             });
-            let Some((peer, frame, was_last, (operation, range, action))) = applicable else { return };
+            let Some((peer, (header, payload), was_last, (operation, range, action))) = applicable else {
+                return;
+            };
             if was_last {
                 self.stored.remove(&(key, peer));
             }
             let Some(bytes) = self.prepare_buffer(engine, operation, &range) else { return };
-            self.apply(operation, &bytes, action, frame.payload.bytes(), engine);
-            engine.handle_applied_segment(operation, peer, &frame.header, true);
+            let payload = &bytemuck::cast_slice(&payload)[..header.payload_bytes as usize];
+            self.apply(operation, &bytes, action, payload, engine);
+            engine.handle_applied_segment(operation, peer, &header, true);
         }
     }
 
@@ -217,7 +199,7 @@ impl LinkIo {
             header: [0; HEADER_BYTES],
             header_filled: 0,
             outgoing: None,
-            scratch: AlignedBytes::default(),
+            scratch: AlignedBytes::new(),
             is_lost: false,
             is_closed_for_sending: false,
             counters: LinkBytes { peer, bytes_sent: 0, bytes_received: 0 },
@@ -238,22 +220,15 @@ impl LinkIo {
 
     /// Counts `count` received bytes, first for the payload and then for the next header.
     pub(crate) fn count_received(&mut self, count: usize) {
-        let (filled, length) = match &mut self.incoming {
-            IncomingFrame::Header => {
-                self.header_filled += count;
-                return;
+        match &mut self.incoming {
+            IncomingFrame::Header => self.header_filled += count,
+            IncomingFrame::Payload { length, filled, .. } => {
+                let payload_count = count.min(*length - *filled);
+                *filled += payload_count;
+                self.header_filled = count - payload_count;
             }
-            IncomingFrame::Segment { bytes, filled, .. } => (filled, bytes.len()),
-            IncomingFrame::Kept { payload, filled, .. } => (filled, payload.length),
-            IncomingFrame::Discarded { left } => {
-                *left -= count;
-                return;
-            }
-            IncomingFrame::Direct { .. } | IncomingFrame::Refused => return,
-        };
-        let payload_count = count.min(length - *filled);
-        *filled += payload_count;
-        self.header_filled = count - payload_count;
+            IncomingFrame::Direct { .. } | IncomingFrame::Refused => {}
+        }
     }
 
     /// Handles the payload and the header that have been received completely. A payload and the next header may arrive together.
@@ -265,17 +240,13 @@ impl LinkIo {
     ) {
         loop {
             match &mut self.incoming {
-                IncomingFrame::Segment { bytes, filled, .. } if *filled == bytes.len() => {
-                    self.apply_received_segment(peer, engine, operations);
+                IncomingFrame::Payload { length, filled, .. } if filled == length => {
+                    self.handle_complete_payload(peer, engine, operations);
                 }
-                IncomingFrame::Kept { payload, filled, .. } if *filled == payload.length => {
-                    self.handle_kept_payload(peer, engine, operations);
-                }
-                IncomingFrame::Discarded { left: 0 } => self.incoming = IncomingFrame::Header,
                 IncomingFrame::Header if self.header_filled == HEADER_BYTES => {
                     self.header_filled = 0;
                     match FrameHeader::decode(&self.header) {
-                        Ok(header) => self.incoming = self.handle_header(peer, header, engine, operations),
+                        Ok(header) => self.incoming = Self::handle_header(peer, header, engine, operations),
                         Err(error) => self.refuse(peer, error.to_string(), engine),
                     }
                 }
@@ -286,29 +257,29 @@ impl LinkIo {
 
     /// Passes a header to the engine, and returns the state for receiving the payload.
     fn handle_header(
-        &mut self,
         peer: Rank,
         header: FrameHeader,
         engine: &mut Engine,
         operations: &mut ActiveOperations,
     ) -> IncomingFrame {
         let length = header.payload_bytes as usize;
-        let keep = |key| IncomingFrame::Kept { header, key, payload: AlignedBytes::new(length), filled: 0 };
-        match engine.handle_header(peer, &header) {
-            FrameVerdict::Discard => IncomingFrame::Discarded { left: length },
-            FrameVerdict::Refuse => IncomingFrame::Refused,
+        let keep = |key| {
+            let payload = vec![0; length.div_ceil(size_of::<u64>())];
+            PayloadTarget::Kept { header, key, payload }
+        };
+        let target = match engine.handle_header(peer, &header) {
+            FrameVerdict::Refuse => return IncomingFrame::Refused,
+            FrameVerdict::Discard => PayloadTarget::Discarded,
             FrameVerdict::Control => keep(None),
             FrameVerdict::Store(key) => keep(Some(key)),
             FrameVerdict::Apply { operation, range, action } => {
-                let Some(bytes) = operations.prepare_buffer(engine, operation, &range) else {
-                    return IncomingFrame::Discarded { left: length };
-                };
-                if action != Action::Copy {
-                    self.scratch.resize(bytes.len());
+                match operations.prepare_buffer(engine, operation, &range) {
+                    Some(bytes) => PayloadTarget::Segment { header, operation, bytes, action },
+                    None => PayloadTarget::Discarded,
                 }
-                IncomingFrame::Segment { header, operation, bytes, action, filled: 0 }
             }
-        }
+        };
+        IncomingFrame::Payload { length, filled: 0, target }
     }
 
     /// Receives the rest of a message as a frame with this header. The first bytes of its payload have been received.
@@ -320,76 +291,83 @@ impl LinkIo {
         engine: &mut Engine,
         operations: &mut ActiveOperations,
     ) {
-        self.incoming = self.handle_header(peer, header, engine, operations);
+        self.incoming = Self::handle_header(peer, header, engine, operations);
         let count = first_bytes.len();
-        match &mut self.incoming {
-            IncomingFrame::Kept { payload, .. } => {
-                payload.bytes_mut()[..count].copy_from_slice(first_bytes);
-            }
-            IncomingFrame::Segment { operation, bytes, .. } => {
-                let active = operations.active.get_mut(operation);
-                if let Some(target) = active.and_then(|active| active.memory.bytes_mut(bytes.clone())) {
-                    target[..count].copy_from_slice(first_bytes);
+        if let IncomingFrame::Payload { target, .. } = &mut self.incoming {
+            let payload = match target {
+                PayloadTarget::Kept { payload, .. } => Some(bytemuck::cast_slice_mut(payload)),
+                PayloadTarget::Segment { operation, bytes, .. } => {
+                    let active = operations.active.get_mut(operation);
+                    active.and_then(|active| active.memory.bytes_mut(bytes.clone()))
                 }
+                PayloadTarget::Discarded => None,
+            };
+            if let Some(payload) = payload {
+                payload[..count].copy_from_slice(first_bytes);
             }
-            _ => {}
         }
         self.count_received(count);
         self.handle_complete_frames(peer, engine, operations);
     }
 
-    /// Applies the segment that has been received completely, if its checksum is correct.
-    fn apply_received_segment(&mut self, peer: Rank, engine: &mut Engine, operations: &mut ActiveOperations) {
+    /// Applies or stores the segment, or passes on the control frame, whose payload has been received completely. Refuses a
+    /// payload with a wrong checksum.
+    fn handle_complete_payload(
+        &mut self,
+        peer: Rank,
+        engine: &mut Engine,
+        operations: &mut ActiveOperations,
+    ) {
         let incoming = std::mem::replace(&mut self.incoming, IncomingFrame::Header);
-        let IncomingFrame::Segment { header, operation, bytes, action, .. } = incoming else { return };
-        let is_in_buffer = action == Action::Copy;
-        if header.payload_crc.is_some() {
-            let active = operations.active.get(&operation);
-            let in_buffer = active.and_then(|active| active.memory.bytes(bytes.clone()));
-            let arrived = if is_in_buffer { in_buffer.unwrap_or_default() } else { self.scratch.bytes() };
-            if !check_payload_crc(peer, &header, arrived, engine) {
-                self.incoming = IncomingFrame::Refused;
-                return;
+        let IncomingFrame::Payload { length, target, .. } = incoming else { return };
+        match target {
+            PayloadTarget::Discarded => {}
+            PayloadTarget::Segment { header, operation, bytes, action } => {
+                let in_scratch = || &bytemuck::cast_slice(&self.scratch)[..length];
+                let arrived = (action != Action::Copy).then(in_scratch);
+                if header.payload_crc.is_some() {
+                    let active = operations.active.get(&operation);
+                    let in_buffer = active.and_then(|active| active.memory.bytes(bytes.clone()));
+                    if let Err(detail) = check_payload_crc(&header, arrived.or(in_buffer).unwrap_or_default())
+                    {
+                        return self.refuse(peer, detail, engine);
+                    }
+                }
+                if let Some(arrived) = arrived {
+                    operations.apply(operation, &bytes, action, arrived, engine);
+                }
+                let key = engine.key_of(operation);
+                engine.handle_applied_segment(operation, peer, &header, false);
+                if let Some(key) = key {
+                    operations.apply_stored(key, engine);
+                }
+            }
+            PayloadTarget::Kept { header, key, payload } => {
+                let bytes = &bytemuck::cast_slice(&payload)[..length];
+                if let Err(detail) = check_payload_crc(&header, bytes) {
+                    return self.refuse(peer, detail, engine);
+                }
+                let Some(key) = key else { return engine.handle_control_frame(peer, &header, bytes) };
+                operations.stored.entry((key, peer)).or_default().push_back((header, payload));
+                // The operation may have begun while the segment arrived.
+                operations.apply_stored(key, engine);
             }
         }
-        if !is_in_buffer {
-            operations.apply(operation, &bytes, action, self.scratch.bytes(), engine);
-        }
-        let key = engine.key_of(operation);
-        engine.handle_applied_segment(operation, peer, &header, false);
-        if let Some(key) = key {
-            operations.apply_stored(key, engine);
-        }
-    }
-
-    /// Stores the segment, or passes on the control frame, that has been received completely, if its checksum is correct.
-    fn handle_kept_payload(&mut self, peer: Rank, engine: &mut Engine, operations: &mut ActiveOperations) {
-        let incoming = std::mem::replace(&mut self.incoming, IncomingFrame::Header);
-        let IncomingFrame::Kept { header, key, payload, .. } = incoming else { return };
-        if !check_payload_crc(peer, &header, payload.bytes(), engine) {
-            self.incoming = IncomingFrame::Refused;
-            return;
-        }
-        let Some(key) = key else { return engine.handle_control_frame(peer, &header, payload.bytes()) };
-        operations.stored.entry((key, peer)).or_default().push_back(StoredFrame { header, payload });
-        // The operation may have begun while the segment arrived.
-        operations.apply_stored(key, engine);
     }
 }
 
-/// Returns whether the payload is correct, or has no checksum. Fails the job if the checksum is wrong.
-fn check_payload_crc(peer: Rank, header: &FrameHeader, payload: &[u8], engine: &mut Engine) -> bool {
-    let Some(expected) = header.payload_crc else { return true };
+/// Checks the payload of a frame that has a checksum. Returns an error that describes a wrong payload.
+fn check_payload_crc(header: &FrameHeader, payload: &[u8]) -> Result<(), String> {
+    let Some(expected) = header.payload_crc else { return Ok(()) };
     let found = crate::wire::crc32c(payload);
-    if found != expected {
-        let what = match header.kind {
-            FrameKind::Data => format!("a segment of operation {}", header.sequence),
-            _ => "a control frame".into(),
-        };
-        let detail = format!("{what} arrived corrupt (checksum {found:08x}, should be {expected:08x})");
-        engine.report_misbehavior(peer, detail);
+    if found == expected {
+        return Ok(());
     }
-    found == expected
+    let what = match header.kind {
+        FrameKind::Data => format!("a segment of operation {}", header.sequence),
+        _ => "a control frame".into(),
+    };
+    Err(format!("{what} arrived corrupt (checksum {found:08x}, should be {expected:08x})"))
 }
 
 impl OutgoingFrame {

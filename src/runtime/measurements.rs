@@ -13,9 +13,9 @@ use crate::schedule::Action;
 use crate::types::Rank;
 
 /// Operations on at most this number of bytes are short.
-const SHORT_BYTES: usize = 4 << 10;
+pub(crate) const SHORT_BYTES: usize = 4 << 10;
 /// The same for messages. To read the clock for a message of 64 KiB would take a few percent of its time.
-const SHORT_MESSAGE_BYTES: usize = 64 << 10;
+pub(crate) const SHORT_MESSAGE_BYTES: usize = 64 << 10;
 /// One of this number of short operations is timed, and its time counts for all of them. A prime number, so that a program which
 /// repeats a few operations does not always time the same one.
 const SAMPLE_INTERVAL: u64 = 31;
@@ -69,15 +69,9 @@ pub(crate) struct OperationTimer {
 }
 
 impl OperationTimer {
-    pub(crate) fn new(number: u64, bytes: usize) -> Self {
-        Self::start(number, bytes <= SHORT_BYTES)
-    }
-
-    pub(crate) fn of_message(number: u32, bytes: usize) -> Self {
-        Self::start(number.into(), bytes <= SHORT_MESSAGE_BYTES)
-    }
-
-    fn start(number: u64, is_short: bool) -> Self {
+    /// Operations on at most `short_bytes` are short.
+    pub(crate) fn new(number: u64, bytes: usize, short_bytes: usize) -> Self {
+        let is_short = bytes <= short_bytes;
         let is_timed = !is_short || number.is_multiple_of(SAMPLE_INTERVAL);
         Self { began: is_timed.then(Instant::now), weight: if is_short { SAMPLE_INTERVAL as u32 } else { 1 } }
     }
@@ -95,7 +89,7 @@ impl OperationTimer {
 
 impl ShmCounters {
     pub(crate) fn start_timer(&self, bytes: usize) -> OperationTimer {
-        OperationTimer::new(self.operations.load(Ordering::Relaxed), bytes)
+        OperationTimer::new(self.operations.load(Ordering::Relaxed), bytes, SHORT_BYTES)
     }
 
     /// Counts an operation that has ended. A failed operation counts only for the times.
@@ -198,7 +192,7 @@ pub(crate) struct Meter(Arc<ProfileCounters>);
 #[derive(Default)]
 struct ProfileCounters {
     is_on: AtomicBool,
-    /// What also gets the parts, for its timeline.
+    /// Records the operations, and the parts for its timeline; empty if nothing is recorded.
     recorder: OnceLock<Arc<Recorder>>,
     calls: PartTimes,
     background: PartTimes,
@@ -229,13 +223,18 @@ impl Meter {
         Profile { calls: spent(&self.0.calls), background: spent(&self.0.background) }
     }
 
-    pub(crate) fn record(&self, recorder: &Arc<Recorder>) {
+    pub(crate) fn start_recording(&self, recorder: &Arc<Recorder>) {
         self.0.recorder.get_or_init(|| Arc::clone(recorder));
+    }
+
+    pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.0.recorder.get()
     }
 
     /// Returns whether times are measured, for the profile or for a timeline.
     pub(crate) fn is_on(&self) -> bool {
-        self.0.is_on.load(Ordering::Relaxed) || self.0.recorder.get().is_some()
+        self.0.is_on.load(Ordering::Relaxed)
+            || self.recorder().is_some_and(|recorder| recorder.has_timeline())
     }
 
     /// Returns the current time; `None` while the profile is off and there is no timeline.
@@ -245,9 +244,7 @@ impl Meter {
 
     /// Adds the time since `started` to `part`, and sets `started` to the current time, at which the next part begins.
     pub(crate) fn end(&self, part: ProfilePart, started: &mut Option<Instant>) {
-        if let Some((begun, ended)) = self.add(part, started) {
-            self.add_to_timeline(part, None, (begun, ended));
-        }
+        self.add(part, started, (true, None));
     }
 
     /// Like [`end`](Self::end), after a transfer. The timeline gets the call only if bytes have moved.
@@ -258,26 +255,26 @@ impl Meter {
         peer: Rank,
         moved: Option<usize>,
     ) {
-        if let (Some(times), Some(bytes)) = (self.add(part, started), moved) {
-            self.add_to_timeline(part, Some((peer, bytes as u64)), times);
-        }
+        let transfer = moved.map(|bytes| (peer, bytes as u64));
+        self.add(part, started, (moved.is_some(), transfer));
     }
 
-    /// Adds the time since `started` to the profile, sets `started` to the current time, and returns both times.
-    fn add(&self, part: ProfilePart, started: &mut Option<Instant>) -> Option<(Instant, Instant)> {
-        let since = started.as_mut()?;
+    /// Ends a part. The timeline gets it if it `is_visible`, with its transfer.
+    fn add(
+        &self,
+        part: ProfilePart,
+        started: &mut Option<Instant>,
+        (is_visible, transfer): (bool, Option<(Rank, u64)>),
+    ) {
+        let Some(since) = started else { return };
         let (begun, now) = (*since, Instant::now());
+        *since = now;
         if self.0.is_on.load(Ordering::Relaxed) {
             let parts = if IN_BACKGROUND.get() { &self.0.background } else { &self.0.calls };
             parts[part as usize].fetch_add((now - begun).as_nanos() as u64, Ordering::Relaxed);
         }
-        *since = now;
-        Some((begun, now))
-    }
-
-    fn add_to_timeline(&self, part: ProfilePart, transfer: Option<(Rank, u64)>, times: (Instant, Instant)) {
-        if let (Some(name), Some(recorder)) = (part.step_name(), self.0.recorder.get()) {
-            recorder.add_part(name, transfer, times);
+        if let (true, Some(name), Some(recorder)) = (is_visible, part.step_name(), self.recorder()) {
+            recorder.add_part(name, transfer, (begun, now));
         }
     }
 
@@ -296,7 +293,7 @@ mod tests {
     /// Returns how many of the operations are timed, and the sum of their weights.
     fn count_timed(numbers: std::ops::Range<u64>, bytes: usize, is_long: bool) -> (usize, u32) {
         let timers = numbers.map(|number| {
-            let mut timer = OperationTimer::new(number, bytes);
+            let mut timer = OperationTimer::new(number, bytes, SHORT_BYTES);
             if is_long {
                 timer.mark_long();
             }

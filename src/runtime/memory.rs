@@ -10,35 +10,32 @@ use std::sync::Arc;
 use super::buffer::{BufferAccess, OwnedBuffer, range_of};
 use crate::types::Element;
 
-trait ErasedBuffer: Any + Send {
-    fn bytes(&self) -> &[u8];
-    fn bytes_mut(&mut self) -> &mut [u8];
-}
-
-impl<B: OwnedBuffer> ErasedBuffer for B {
-    fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(self.as_ref())
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        bytemuck::cast_slice_mut(self.as_mut())
-    }
-}
-
 pub struct Memory {
-    kind: MemoryKind,
+    /// The input and the output, as in [`BufferAccess`].
+    input: *const [u8],
+    output: *mut [u8],
+    keeper: Keeper,
     /// How to allocate memory for a longer message, when the length of the message is known.
     if_longer: Option<Allocate>,
 }
 
-enum MemoryKind {
-    Owned(Box<dyn ErasedBuffer>),
-    /// A buffer of the caller, or a part of another operation's buffer.
-    Borrowed(BorrowedMemory),
+/// What keeps the bytes of a [`Memory`] at their address.
+enum Keeper {
+    Owner(Box<dyn Any + Send>),
+    /// The memory is a buffer of the caller, or a part of another operation's buffer. While this token lives, [`BorrowCheck`]
+    /// knows that the memory is in use.
+    Borrow {
+        _token: Arc<()>,
+    },
 }
 
 /// Returns memory for this number of elements; `None` if there is not enough memory.
-type Allocate = fn(usize) -> Option<Box<dyn ErasedBuffer>>;
+type Allocate = fn(usize) -> Option<Memory>;
+
+// SAFETY: while this memory lives, it is the only access to its output: it has the owner of the output, or has borrowed the
+// output (see `lend`; `SplitBuffer` gives no access to the whole buffer). Its input is only read. So any thread may use the
+// memory.
+unsafe impl Send for Memory {}
 
 impl Memory {
     pub fn none() -> Self {
@@ -46,13 +43,27 @@ impl Memory {
     }
 
     /// Returns memory that the operation owns until it has ended.
-    pub fn owned(elements: impl OwnedBuffer) -> Self {
-        MemoryKind::Owned(Box::new(elements)).into()
+    pub fn owned<B: OwnedBuffer>(mut elements: B) -> Self {
+        let output: *mut [u8] = bytemuck::cast_slice_mut::<B::Element, u8>(elements.as_mut());
+        // The empty input is aligned, too.
+        let input = std::ptr::slice_from_raw_parts(output.cast::<u8>(), 0);
+        Self::new(input, output, Keeper::Owner(Box::new(elements)))
+    }
+
+    /// Returns memory that the operation owns until it has ended, and only reads.
+    pub(crate) fn owned_input<B: OwnedBuffer>(elements: B) -> Self {
+        let input: *const [u8] = bytemuck::cast_slice::<B::Element, u8>(elements.as_ref());
+        Self::new(input, &mut [], Keeper::Owner(Box::new(elements)))
+    }
+
+    /// The keeper must keep the input and the output at their addresses.
+    fn new(input: *const [u8], output: *mut [u8], keeper: Keeper) -> Self {
+        Self { input, output, keeper, if_longer: None }
     }
 
     /// Returns memory for a message of at most `count_max` elements: this memory, or a new vector if the message does not fit.
     pub(crate) fn or_allocated_for<T: Element>(self, count_max: usize) -> Self {
-        let allocate: Allocate = |count| zeroed::<T>(count).map(|elements| Box::new(elements) as _);
+        let allocate: Allocate = |count| zeroed::<T>(count).map(Self::owned);
         let may_be_longer = count_max > self.length() / size_of::<T>();
         Self { if_longer: may_be_longer.then_some(allocate), ..self }
     }
@@ -60,34 +71,29 @@ impl Memory {
     /// Allocates memory for a message of `count` elements, if it does not fit into this memory. Returns whether there is enough.
     pub(crate) fn allocate_for_message(&mut self, count: usize, element_bytes: usize) -> bool {
         let Some(allocate) = self.if_longer.take() else { return true };
-        if count <= self.access().len() / element_bytes {
+        if count <= self.length() / element_bytes {
             return true;
         }
-        let Some(owned) = allocate(count) else { return false };
-        self.kind = MemoryKind::Owned(owned);
+        let Some(allocated) = allocate(count) else { return false };
+        *self = allocated;
         true
     }
 
     /// Returns a range of the bytes; `None` if the range is too long.
     pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
-        match &self.kind {
-            MemoryKind::Owned(owned) => owned.bytes().get(range),
-            MemoryKind::Borrowed(borrowed) => borrowed.bytes(range),
-        }
+        // SAFETY: the slices are valid. An owner is not used while this memory lives, and its elements do not move when it is
+        // moved (`Sealed`). `lend` does not return a buffer to its owner while this memory lives, and nor does `SplitBuffer`.
+        let (input, output) = unsafe { (&*self.input, &*self.output) };
+        range_of(input, output, range)
     }
 
     pub(crate) fn length(&self) -> usize {
-        match &self.kind {
-            MemoryKind::Owned(owned) => owned.bytes().len(),
-            MemoryKind::Borrowed(borrowed) => borrowed.len(),
-        }
+        self.input.len() + self.output.len()
     }
 
     pub(crate) fn access(&mut self) -> BufferAccess<'_> {
-        match &mut self.kind {
-            MemoryKind::Owned(owned) => owned.bytes_mut().into(),
-            MemoryKind::Borrowed(borrowed) => borrowed.access(),
-        }
+        // SAFETY: as in `bytes`; the output was borrowed mutably, and `self` is borrowed mutably.
+        unsafe { BufferAccess { input: &*self.input, output: &mut *self.output } }
     }
 
     /// Returns a range of the bytes; `None` if they may not be written, or the range is too long.
@@ -97,35 +103,41 @@ impl Memory {
 
     /// Divides the buffer into parts, which several operations may use at the same time. Returns the owner of the whole buffer,
     /// and the parts. Panics if the ranges overlap, are not in ascending order, or exceed the buffer.
-    pub(crate) fn into_parts(mut self, ranges: &[Range<usize>]) -> (SplitBuffer, Vec<Self>) {
+    pub(crate) fn into_parts(self, ranges: &[Range<usize>]) -> (SplitBuffer, Vec<Self>) {
         let token = Arc::new(());
-        let whole = BorrowedMemory::new(self.access(), &token);
         let mut end = 0;
         let part = |range: &Range<usize>| {
             assert!(
-                end <= range.start && range.start <= range.end && range.end <= whole.len(),
+                end <= range.start && range.start <= range.end && range.end <= self.length(),
                 "the parts overlap or exceed the buffer"
             );
             end = range.end;
-            MemoryKind::Borrowed(whole.part(range, &token)).into()
+            self.part(range, &token)
         };
         let parts = ranges.iter().map(part).collect();
-        drop(whole);
         (SplitBuffer { parts_check: BorrowCheck(token), whole: self }, parts)
+    }
+
+    /// Returns a part of the buffer. The range must be valid: its start is not after its end, and it is within the buffer.
+    fn part(&self, range: &Range<usize>, token: &Arc<()>) -> Self {
+        let split = self.input.len();
+        let input = range.start.min(split)..range.end.min(split);
+        let output = range.start.max(split) - split..range.end.max(split) - split;
+        let input_start = self.input.cast::<u8>().wrapping_add(input.start);
+        let output_start = self.output.cast::<u8>().wrapping_add(output.start);
+        Self::new(
+            std::ptr::slice_from_raw_parts(input_start, input.len()),
+            std::ptr::slice_from_raw_parts_mut(output_start, output.len()),
+            Keeper::Borrow { _token: Arc::clone(token) },
+        )
     }
 
     /// Returns the buffer that the operation owned; `None` if it owned no buffer of this type.
     pub(crate) fn into_owned<B: OwnedBuffer>(self) -> Option<B> {
-        match self.kind {
-            MemoryKind::Owned(owned) => (owned as Box<dyn Any>).downcast().ok().map(|elements| *elements),
-            MemoryKind::Borrowed(_) => None,
+        match self.keeper {
+            Keeper::Owner(owner) => owner.downcast().ok().map(|elements| *elements),
+            Keeper::Borrow { .. } => None,
         }
-    }
-}
-
-impl From<MemoryKind> for Memory {
-    fn from(kind: MemoryKind) -> Self {
-        Self { kind, if_longer: None }
     }
 }
 
@@ -153,61 +165,12 @@ pub(crate) fn zeroed<T: Element>(count: usize) -> Option<Vec<T>> {
 /// Lends `bytes` to `work` as the memory of an operation. This memory must be dropped before `work` returns. Otherwise the
 /// process aborts, because the caller would use or free its buffer while another thread still uses it.
 pub(crate) fn lend<'a, R>(bytes: impl Into<BufferAccess<'a>>, work: impl FnOnce(Memory) -> R) -> R {
+    let BufferAccess { input, output } = bytes.into();
     let token = Arc::new(());
-    let borrowed = BorrowedMemory::new(bytes.into(), &token);
+    let borrowed = Memory::new(input, output, Keeper::Borrow { _token: Arc::clone(&token) });
     // The check also runs if `work` panics.
     let _check = BorrowCheck(token);
-    work(MemoryKind::Borrowed(borrowed).into())
-}
-
-/// Borrowed memory. Only [`lend`] and [`Memory::into_parts`] create it.
-struct BorrowedMemory {
-    /// The input and the output, as in [`BufferAccess`].
-    input: *const [u8],
-    output: *mut [u8],
-    /// While this reference lives, [`BorrowCheck`] knows that the memory is in use.
-    _token: Arc<()>,
-}
-
-// SAFETY: while this memory lives, it is the only access to its output (see `lend`; `SplitBuffer` gives no access to the whole
-// buffer). Its input is only read. So any thread may use the memory.
-unsafe impl Send for BorrowedMemory {}
-
-impl BorrowedMemory {
-    fn new(access: BufferAccess<'_>, token: &Arc<()>) -> Self {
-        let BufferAccess { input, output } = access;
-        Self { input, output, _token: Arc::clone(token) }
-    }
-
-    fn len(&self) -> usize {
-        self.input.len() + self.output.len()
-    }
-
-    /// Returns a part of the buffer. The range must be valid: its start is not after its end, and it is within the buffer.
-    fn part(&self, range: &Range<usize>, token: &Arc<()>) -> Self {
-        let split = self.input.len();
-        let input = range.start.min(split)..range.end.min(split);
-        let output = range.start.max(split) - split..range.end.max(split) - split;
-        let input_start = self.input.cast::<u8>().wrapping_add(input.start);
-        let output_start = self.output.cast::<u8>().wrapping_add(output.start);
-        Self {
-            input: std::ptr::slice_from_raw_parts(input_start, input.len()),
-            output: std::ptr::slice_from_raw_parts_mut(output_start, output.len()),
-            _token: Arc::clone(token),
-        }
-    }
-
-    fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
-        // SAFETY: the slices are valid: `lend` does not return them to their owner while this memory lives. Nor does
-        // `SplitBuffer`, whose whole buffer does not move, because it is on the heap or is borrowed itself.
-        let (input, output) = unsafe { (&*self.input, &*self.output) };
-        range_of(input, output, range)
-    }
-
-    fn access(&mut self) -> BufferAccess<'_> {
-        // SAFETY: as in `bytes`; `lend` borrowed the output mutably, and `self` is borrowed mutably.
-        unsafe { BufferAccess { input: &*self.input, output: &mut *self.output } }
-    }
+    work(borrowed)
 }
 
 /// Dropping this value checks that all memory with the same token has been dropped.
@@ -252,15 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_does_not_fit_gets_new_memory() {
-        for (count, fits) in [(0, true), (2, true), (3, false)] {
-            let mut memory = Memory::owned(vec![7u16, 7]).or_allocated_for::<u16>(usize::MAX);
-            assert!(memory.allocate_for_message(count, 2));
-            // Only the first call allocates memory.
-            assert!(memory.allocate_for_message(5, 2));
-            let elements: Vec<u16> = memory.into_owned().unwrap();
-            assert_eq!(elements, if fits { vec![7, 7] } else { vec![0; 3] });
-        }
+    fn a_message_that_exceeds_the_memory_is_refused() {
         let mut memory = Memory::owned(vec![7u16]).or_allocated_for::<u16>(usize::MAX);
         assert!(!memory.allocate_for_message(usize::MAX, 2));
     }

@@ -14,11 +14,10 @@ use rand::rngs::StdRng;
 
 use crate::engine::{DISCONNECT_TIMEOUT, Failure, OpId, Timestamp};
 use crate::runtime::buffer::BufferAccess;
-use crate::runtime::driver::{
-    BlockingCollective, Core, DrivenCore as _, PollProgress, SleepDecision, send_wake_frames,
-};
+use crate::runtime::driver::{Core, DrivenCore as _, PollProgress, fail_because, send_wake_frames};
 use crate::runtime::error::Error;
 use crate::runtime::host_rounds::HostRounds;
+use crate::runtime::host_rounds::operation::ShmOperation;
 use crate::runtime::memory::Memory;
 use crate::shm::QueueSignals;
 use crate::simulation::hosts::SimGroup;
@@ -119,10 +118,13 @@ pub(crate) struct Sleep {
     events: u64,
 }
 
-/// A collective in shared memory that the rank executes itself, with its buffer.
+/// A collective in shared memory that the rank executes itself, until it hands the collective over to the core.
 pub(crate) struct BlockingCall {
     call: usize,
-    collective: BlockingCollective<Box<HostRounds<SimMemory>>>,
+    host_rounds: Box<HostRounds<SimMemory>>,
+    shm_operation: ShmOperation,
+    /// The sleeping ranks that have to learn of a post.
+    sleeping_peers: Vec<Rank>,
     buffer: Vec<f64>,
     /// Whether the collective has found a problem, which fails the job.
     has_failed: bool,
@@ -297,39 +299,39 @@ impl SimulatedRank {
     /// does anything else.
     fn continue_blocking_call(&mut self, now: Timestamp, compute_max: Duration) -> bool {
         let Some(mut blocking) = self.blocking.take_if(|blocking| !blocking.has_failed) else { return true };
-        let BlockingCall { call, collective, buffer, has_failed } = &mut blocking;
-        let call = *call;
+        let BlockingCall { call, host_rounds, shm_operation, sleeping_peers, buffer, .. } = &mut blocking;
+        let call = self.program[*call];
+        let group = call.group as u32;
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffer);
-        let poll = collective.poll(&mut BufferAccess::from(bytes));
-        let sleeping_peers = std::mem::take(&mut collective.sleeping_peers);
+        let wake = |rank| sleeping_peers.push(rank);
+        let poll = host_rounds.poll(shm_operation, &mut BufferAccess::from(bytes), wake);
+        let sleeping_peers = std::mem::take(sleeping_peers);
         if !sleeping_peers.is_empty() {
-            let group = self.program[call].group as u32;
-            send_wake_frames(&mut self.core, (group, &mut *collective.host_rounds), sleeping_peers);
+            send_wake_frames(&mut self.core, (group, &mut *host_rounds), sleeping_peers);
             self.core.poll(now);
         }
-        let may_sleep = match poll {
+        match poll {
             Ok(Poll::Ready(())) => {
-                if let Some(id) = collective.engine_id {
-                    self.core.link_driver.engine.end_external(id);
-                }
-                let host_rounds = blocking.collective.host_rounds;
-                self.rounds.insert(self.program[call].group as u32, host_rounds);
-                self.check_result(self.program[call], Memory::owned(blocking.buffer));
+                self.rounds.insert(group, blocking.host_rounds);
+                self.check_result(call, Memory::owned(blocking.buffer));
                 self.busy_until = now + compute_max.mul_f64(self.random.random_range(0.0..1.0));
-                return true;
             }
-            Ok(Poll::Pending) if self.random.random_bool(0.3) => false,
+            Ok(Poll::Pending) if self.random.random_bool(0.3) => {
+                self.blocking = Some(blocking);
+                return false;
+            }
             Ok(Poll::Pending) => {
-                !matches!(collective.fall_asleep(&mut self.core, now), SleepDecision::Posted)
+                let BlockingCall { host_rounds, shm_operation, buffer, .. } = blocking;
+                let operation = (shm_operation, Memory::owned(buffer));
+                let id = self.core.adopt(now, call.to_begin(OPERATION_TIMEOUT), host_rounds, operation, None);
+                self.running.insert(id, blocking.call);
             }
             Err(failure) => {
-                collective.fail(&mut self.core, &failure);
-                *has_failed = true;
-                true
+                fail_because(&mut self.core.link_driver.engine, group, host_rounds, &failure);
+                self.blocking = Some(BlockingCall { has_failed: true, ..blocking });
             }
-        };
-        self.blocking = Some(blocking);
-        may_sleep
+        }
+        true
     }
 
     /// Takes the results of operations that have ended successfully. Returns whether any has ended.

@@ -240,8 +240,8 @@ impl SimHost {
                 let mut bytes: BufferAccess<'_> =
                     bytemuck::cast_slice_mut::<_, u8>(buffers.elements_mut()).into();
                 let wake = |sleeper| self.wake(rank, sleeper);
-                match host_rounds.run_short(&short_call, request.site, &mut bytes, (Patience::Looks(1), wake))
-                {
+                let patience = Patience { looks: 1, yields: false };
+                match host_rounds.run_short(&short_call, request.site, &mut bytes, (patience, wake)) {
                     ShortResult::Complete => return self.end_call(rank, state),
                     ShortResult::NotBegun => {}
                     ShortResult::Posted => has_posted = true,

@@ -5,7 +5,6 @@
 mod core;
 mod program;
 
-use std::iter;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, TryLockError, Weak};
@@ -79,11 +78,6 @@ impl Primitives for ShuttlePrimitives {
         }
         let condvar = if timeout.is_some() { &condvar.with_timeout } else { &condvar.without_timeout };
         condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn notify_one(condvar: &SimCondvar) {
-        // Only the progress thread is notified in this way, and it waits without a timeout.
-        condvar.without_timeout.notify_one();
     }
 
     fn notify_all(condvar: &SimCondvar) {
@@ -186,7 +180,6 @@ impl World {
 struct SimDriver {
     core: CoreLock<SimCore, ShuttlePrimitives>,
     world: Arc<World>,
-    operations: Arc<[SimOperation]>,
 }
 
 type LockedSimCore<'a> = CoreGuard<'a, SimCore, ShuttlePrimitives>;
@@ -287,7 +280,7 @@ impl SimDriver {
         Arc::new_cyclic(|driver: &Weak<Self>| {
             let (operations, reads_unserved) = (Arc::clone(&program.operations), program.reads_unserved);
             let core = SimCore::new(Arc::clone(&world), operations, reads_unserved, Weak::clone(driver));
-            Self { core: CoreLock::new(core), world, operations: Arc::clone(&program.operations) }
+            Self { core: CoreLock::new(core), world }
         })
     }
 
@@ -299,10 +292,8 @@ impl SimDriver {
 
     /// Waits for the result of an asynchronous operation, at most until the time `until`. Returns whether it has ended.
     fn wait(&self, id: usize, until: Option<Timestamp>) -> bool {
-        let takeover = self.take_over_driving(iter::once(id));
-        let (core, ended, found) = self.drive_until(self.lock(), until, |core| core.take_result(id));
+        let (core, ended, found) = self.drive_until(self.lock(), &[id], until, |core| core.take_result(id));
         drop(core);
-        drop(takeover);
         let is_late = until.is_some_and(|until| ended >= until);
         assert!(found.is_some() || is_late, "a thread stops waiting too early");
         found.is_some()
@@ -320,28 +311,13 @@ impl SimDriver {
         }
     }
 
-    /// Does the same as a thread that executes a collective in shared memory, after it has posted and polled.
-    fn block_on_post(&self, id: usize) {
-        let mut core = self.lock();
-        self.world.lock().request(id, &self.operations[id]);
-        self.world.requests_changed.notify_all();
-        loop {
-            if self.world.lock().is_posted_or_sleeps(id) {
-                self.pass_on_driving(&mut core);
-                return;
-            }
-            core = self.drive(core, self.now(), None);
-        }
-    }
-
     fn run(&self, action: ThreadAction) {
         match action {
             ThreadAction::Block(id) => {
                 let core = self.begin(self.lock(), id, true);
-                let (_core, _, found) = self.drive_until(core, None, |core| core.take_result(id));
+                let (_core, _, found) = self.drive_until(core, &[], None, |core| core.take_result(id));
                 assert!(found.is_some(), "a thread without a limit stops waiting");
             }
-            ThreadAction::BlockOnPost(id) => self.block_on_post(id),
             ThreadAction::Submit(id, after) => {
                 drop(self.begin(self.lock(), id, false));
                 let has_ended = match after {
@@ -365,11 +341,9 @@ impl SimDriver {
                 for id in ids {
                     drop(self.begin(self.lock(), id, false));
                 }
-                let takeover = self.take_over_driving(ids.into_iter());
                 let has_any_ended =
                     |core: &mut SimCore| ids.iter().any(|&id| !core.is_active(id)).then_some(());
-                drop(self.drive_until(self.lock(), None, has_any_ended));
-                drop(takeover);
+                drop(self.drive_until(self.lock(), &ids, None, has_any_ended));
             }
         }
     }
@@ -396,8 +370,6 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
 /// Runs the threads of a program once, with the schedule of the current execution.
 fn run_program(program: &ThreadProgram, seed: u64) {
     let driver = SimDriver::new(program);
-    let is_on_post = |action: &&ThreadAction| matches!(action, ThreadAction::BlockOnPost(_));
-    let without_core = program.actions.iter().flatten().filter(is_on_post).count();
     let ending = program.operations.iter().filter(|operation| operation.ending != SimEnding::Never).count();
     let mut threads = Vec::new();
     for actions in program.actions.clone() {
@@ -420,7 +392,7 @@ fn run_program(program: &ThreadProgram, seed: u64) {
     }
     // The progress thread completes the operations whose handles were dropped, without the help of this thread.
     let mut state = driver.world.lock();
-    while state.completed + without_core < ending || state.undropped > 0 {
+    while state.completed < ending || state.undropped > 0 {
         state = driver.world.completed.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
     drop(state);

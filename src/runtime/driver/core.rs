@@ -44,7 +44,7 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(super) background: SortedSet<OpId>,
     pub(super) busy_since: Option<Timestamp>,
     pub(super) statistics: Statistics,
-    /// The active operations in shared memory that their callers do not execute themselves.
+    /// The active operations in shared memory that the core executes.
     pub(super) shm_tasks: BTreeMap<OpId, ShmTask>,
     pub(crate) rounds: BTreeMap<RoundsKey, Box<HostRounds<M>>>,
     /// They have parts of buffers, so they must be dropped before the owners of the buffers in `staged_collectives`.
@@ -56,7 +56,6 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(super) has_failed: Arc<AtomicBool>,
     /// Statistics of operations in shared memory that run without the lock.
     pub(super) shm_counters: Arc<ShmCounters>,
-    pub(super) recorder: Option<Arc<Recorder>>,
     pub(super) recorded: BTreeMap<OpId, EventNumber>,
     /// Reports the failure of the job to `ringrun`; `None` if `ringrun` did not start the job.
     failure_reporter: Option<FailureReporter>,
@@ -82,7 +81,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             link_stages: LinkStages::default(),
             has_failed: Arc::new(AtomicBool::new(false)),
             shm_counters: Arc::default(),
-            recorder: None,
             recorded: BTreeMap::new(),
             failure_reporter,
         }
@@ -101,7 +99,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         is_awaited: bool,
     ) -> Option<OpId> {
         let start = || operation_start(&request, submission.direction(), now);
-        let event = self.recorder.as_ref().map(|recorder| recorder.submit(&start()));
+        let event = self.recorder().map(|recorder| recorder.submit(&start()));
         let begun = match submission {
             Submission::Collective(blocks, buffer, encoding)
                 if request.contract.algorithm == Algorithm::Hierarchy || encoding.is_some() =>
@@ -118,17 +116,25 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         };
         // If the core could not begin the operation, the job has failed, and the operation in its record is still active.
         let id = begun.ok()?;
-        if let (Some(recorder), Some(event)) = (&self.recorder, event) {
+        if let (Some(recorder), Some(event)) = (self.recorder(), event) {
             recorder.begin(event, recorder.now());
-            self.recorded.insert(id, event);
         }
-        self.active_ids.insert(id);
-        self.busy_since.get_or_insert(now);
-        self.shm_counters.does_core_count.store(true, Ordering::Relaxed);
+        self.activate(id, now, event);
         if !is_awaited {
             self.background.insert(id);
         }
         Some(id)
+    }
+
+    pub(super) fn activate(&mut self, id: OpId, now: Timestamp, event: Option<EventNumber>) {
+        self.recorded.extend(event.map(|event| (id, event)));
+        self.active_ids.insert(id);
+        self.busy_since.get_or_insert(now);
+        self.shm_counters.does_core_count.store(true, Ordering::Relaxed);
+    }
+
+    fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.link_driver.operations.meter.recorder()
     }
 
     fn begin_single_stage(
@@ -189,7 +195,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// Writes the last operations of this rank after a failure of the job, if the flight recorder is on.
     fn write_flight_record(&self) {
-        let (Some(recorder), Some(failure)) = (&self.recorder, self.link_driver.engine.failure()) else {
+        let (Some(recorder), Some(failure)) = (self.recorder(), self.link_driver.engine.failure()) else {
             return;
         };
         let mut awaited: BTreeMap<EventNumber, BTreeSet<Rank>> = BTreeMap::new();
@@ -237,33 +243,26 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     pub(crate) fn cancel(&mut self, id: OpId, now: Timestamp) -> bool {
         let is_cancelled = self.link_driver.cancel(id);
         if is_cancelled {
-            self.record_end(id, EventStatus::Cancelled);
-            self.active_ids.remove(&id);
-            self.background.remove(&id);
-            self.count_time_if_idle(now);
+            self.deactivate(id, now, EventStatus::Cancelled);
         }
         is_cancelled
     }
 
     /// Stores the result of an operation that has ended, unless its handle was dropped.
     pub(super) fn record_result(&mut self, id: OpId, now: Timestamp, result: Result<OperationOutput, Error>) {
-        self.record_end(id, if result.is_ok() { EventStatus::Completed } else { EventStatus::Failed });
-        self.active_ids.remove(&id);
-        self.background.remove(&id);
+        self.deactivate(id, now, if result.is_ok() { EventStatus::Completed } else { EventStatus::Failed });
         if !self.dropped_handles.remove(&id) {
             self.results.insert(id, result);
         }
-        self.count_time_if_idle(now);
     }
 
-    fn record_end(&mut self, id: OpId, status: EventStatus) {
-        if let (Some(recorder), Some(event)) = (&self.recorder, self.recorded.remove(&id)) {
+    fn deactivate(&mut self, id: OpId, now: Timestamp, status: EventStatus) {
+        let event = self.recorded.remove(&id);
+        if let (Some(recorder), Some(event)) = (self.recorder(), event) {
             recorder.finish(event, status);
         }
-    }
-
-    /// Adds the time since `busy_since` to the communication time if no operation is active any more.
-    fn count_time_if_idle(&mut self, now: Timestamp) {
+        self.active_ids.remove(&id);
+        self.background.remove(&id);
         if self.active_ids.is_empty()
             && let Some(since) = self.busy_since.take()
         {
@@ -277,15 +276,12 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
     type OpId = OpId;
     type Deferred = Deferred;
 
-    fn check_before_locking() {
+    fn begin_locking() {
         assert!(
             !reduce::is_reducing(),
             "a reduction function must not use groups or handles, and must not drop them"
         );
         debug_assert!(!deferred_drop::holds_lock(), "a thread must not lock two cores, or one core twice");
-    }
-
-    fn record_locked() {
         deferred_drop::record_lock_taken();
     }
 
@@ -301,6 +297,7 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
         if let Some(until) = self.notify_until {
             return self.poll_after_failure(now, until);
         }
+        let had_failed = self.link_driver.engine.failure().is_some();
         let events_before = self.link_driver.engine.event_count();
         if self.link_driver.engine.poll_timeout().is_some_and(|due| now >= due) {
             self.link_driver.report_unacknowledged_links();
@@ -308,7 +305,7 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
         let can_move_more = self.link_driver.poll(now);
         // A probe waits for a message, and a thread that sleeps in shared memory waits for a wake frame.
         let mut is_progress = self.link_driver.engine.event_count() != events_before;
-        if !self.shm_tasks.is_empty() {
+        if !self.shm_tasks.is_empty() && !had_failed {
             is_progress |= self.poll_shm_operations(now);
             // Sleeping peers must learn of the new posts before this rank sleeps itself.
             self.link_driver.send_control_frames();
@@ -317,13 +314,13 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
             self.handle_success(id, now, (memory, envelope));
             is_progress = true;
         }
-        let has_encoded = self.poll_encoded(now);
+        let has_begun = self.poll_link_stages(now);
         // The failure may have been detected in shared memory, after the link driver was polled.
         if self.link_driver.engine.failure().is_some() {
             self.notify_until = Some(now + NOTIFY_TIMEOUT);
             return PollProgress::Busy;
         }
-        match can_move_more || has_encoded {
+        match can_move_more || has_begun {
             _ if is_progress => PollProgress::Progress,
             true => PollProgress::Busy,
             false => PollProgress::Blocked,

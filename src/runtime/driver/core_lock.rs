@@ -14,10 +14,8 @@ pub(crate) trait DrivenCore: 'static {
     /// Values of the user, which a thread may drop only without the lock.
     type Deferred;
 
-    /// Checks that this thread may wait for the lock. Panics if this thread must not use the core.
-    fn check_before_locking();
-
-    fn record_locked();
+    /// Records that this thread takes the lock. Panics if this thread must not use the core.
+    fn begin_locking();
 
     /// Records that this thread releases the lock. Returns the values that it then drops.
     fn take_deferred(&mut self) -> Self::Deferred;
@@ -81,22 +79,6 @@ pub(crate) struct CoreGuard<'a, C: DrivenCore, P: Primitives> {
     state: Option<P::Guard<'a, LockedState<C>>>,
 }
 
-/// A thread that waits for the lock. Dropping this value ends the count of the thread in [`CoreLock::contenders`].
-struct Contender<'a, P: Primitives>(&'a P::Counter);
-
-impl<'a, P: Primitives> Contender<'a, P> {
-    fn new(contenders: &'a P::Counter) -> Self {
-        P::add(contenders, 1);
-        Self(contenders)
-    }
-}
-
-impl<P: Primitives> Drop for Contender<'_, P> {
-    fn drop(&mut self) {
-        P::subtract(self.0, 1);
-    }
-}
-
 impl<C: DrivenCore, P: Primitives> CoreLock<C, P> {
     pub(crate) fn new(core: C) -> Self {
         Self {
@@ -110,12 +92,13 @@ impl<C: DrivenCore, P: Primitives> CoreLock<C, P> {
     /// Locks the core. Panics in a reduction function of the user, where locking again would deadlock.
     #[inline]
     pub(crate) fn lock(&self) -> CoreGuard<'_, C, P> {
-        C::check_before_locking();
+        C::begin_locking();
         let state = P::try_lock(&self.state).unwrap_or_else(|| {
-            let _contender = Contender::<P>::new(&self.contenders);
-            P::lock(&self.state)
+            P::add(&self.contenders, 1);
+            let state = P::lock(&self.state);
+            P::subtract(&self.contenders, 1);
+            state
         });
-        C::record_locked();
         CoreGuard { lock: self, state: Some(state) }
     }
 
@@ -170,7 +153,7 @@ impl<C: DrivenCore, P: Primitives> CoreGuard<'_, C, P> {
     }
 
     pub(super) fn notify_progress_thread(&self) {
-        P::notify_one(&self.lock.progress_work);
+        P::notify_all(&self.lock.progress_work);
     }
 
     /// Waits on a condition variable without counting this thread as a waiter.

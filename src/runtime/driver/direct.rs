@@ -9,7 +9,7 @@ use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
 use crate::observe::event::{Direction, EventStatus};
 use crate::runtime::error::Error;
 use crate::runtime::link_driver::direct::{DirectReceive, LOOKS};
-use crate::runtime::measurements::{OperationTimer, ProfilePart};
+use crate::runtime::measurements::{OperationTimer, ProfilePart, SHORT_MESSAGE_BYTES};
 use crate::runtime::memory::Memory;
 use crate::shm::RoundsMemory;
 use crate::transport::SocketTransport;
@@ -55,9 +55,9 @@ impl Driver {
         if !self.shared.local_peers.get().is_some_and(|local| local.numbers.contains(to)) {
             return false;
         }
-        let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
+        let submitted = self.shared.meter.recorder().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
-        let timer = OperationTimer::of_message(core.direct_messages, bytes.len());
+        let timer = OperationTimer::new(core.direct_messages.into(), bytes.len(), SHORT_MESSAGE_BYTES);
         let is_sent = core.may_be_direct() && core.link_driver.try_send_directly(request, to, bytes);
         if is_sent {
             core.statistics.operations += 1;
@@ -73,7 +73,7 @@ impl Driver {
     /// Records a message that went without an operation. The caller called the library at the time `submitted`.
     #[inline]
     fn record_message(&self, request: &OperationRequest, direction: Direction, submitted: Option<Timestamp>) {
-        if let (Some(recorder), Some(submitted)) = (self.shared.recorder.get(), submitted) {
+        if let (Some(recorder), Some(submitted)) = (self.shared.meter.recorder(), submitted) {
             let event = recorder.submit(&operation_start(request, direction, submitted));
             recorder.begin(event, submitted);
             recorder.finish(event, EventStatus::Completed);
@@ -90,19 +90,22 @@ impl Driver {
         let source = pattern.source?;
         let local = self.shared.local_peers.get()?;
         let number = *local.numbers.get(source)?;
-        let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
+        let submitted = self.shared.meter.recorder().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
-        let mut timer = OperationTimer::of_message(core.direct_messages, bytes.len());
+        let mut timer = OperationTimer::new(core.direct_messages.into(), bytes.len(), SHORT_MESSAGE_BYTES);
         // A profile counts what a thread waits for apart from what it copies.
         let may_look = self.shared.has_own_processor && !self.shared.meter.is_on();
         let looks = if may_look && !self.shared.core.is_contended() { LOOKS } else { 1 };
         let mut has_begun = false;
         loop {
             let now = timer.is_timed().then(|| self.shared.now());
-            let received = if has_begun {
-                core.link_driver.continue_receive(source, bytes, now)
-            } else if core.may_be_direct() {
-                core.link_driver.try_receive_directly(request, (pattern, source), (&mut *bytes, looks), now)
+            let received = if has_begun || core.may_be_direct() {
+                core.link_driver.receive_directly(
+                    request,
+                    (pattern, source),
+                    (&mut *bytes, looks, has_begun),
+                    now,
+                )
             } else {
                 DirectReceive::NeedsOperation
             };

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::engine::OpId;
+use crate::reduce::Kernels;
 use crate::runtime::encoding::EncodedBlock;
 use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
@@ -17,13 +18,18 @@ pub(super) type BlockId = (OpId, usize);
 
 #[derive(Default)]
 pub(super) struct LinkStages {
-    pub(super) exchanges: BTreeMap<BlockId, (EncodedBlock, ExchangeState)>,
-    /// The stages without encoding that are ready to begin.
-    pub(super) ready: BTreeMap<BlockId, (Schedule, Memory)>,
+    /// The stages that are ready to begin, and the exchanges in progress.
+    pub(super) stages: BTreeMap<BlockId, LinkStage>,
     /// The blocks whose operation over links has not begun, by the group number of the operations.
     queues: BTreeMap<u32, VecDeque<BlockId>>,
     /// Workspaces with any contents, for later exchanges: new memory would have to be mapped and cleared.
     pub(super) free_workspaces: Vec<Vec<u32>>,
+}
+
+pub(super) enum LinkStage {
+    /// A stage without encoding, which is ready to begin.
+    Plain(Schedule, (Memory, Option<Kernels>)),
+    Exchange(Box<EncodedBlock>, ExchangeState),
 }
 
 pub(super) enum ExchangeState {
@@ -39,10 +45,6 @@ pub(super) enum ExchangeState {
     Results(Vec<u32>),
 }
 
-fn is_second_step(group: u32) -> bool {
-    group & RESULTS_GROUP_BIT != 0
-}
-
 impl LinkStages {
     /// Adds a block with a stage over links, or with a step of an exchange, that will begin later. The blocks of all collectives
     /// of a group must be added in the same order on all ranks.
@@ -50,17 +52,9 @@ impl LinkStages {
         self.queues.entry(group).or_default().push_back(block);
     }
 
-    pub(super) fn take_ready(&mut self, group: u32) -> Option<(BlockId, Schedule, Memory)> {
-        let queue = self.queues.get_mut(&group)?;
-        let block = *queue.front()?;
-        let (schedule, memory) = self.ready.remove(&block)?;
-        queue.pop_front();
-        Some((block, schedule, memory))
-    }
-
     /// Takes the memory of a completed operation if it belongs to the exchange of `block`. Otherwise returns the memory.
     pub(super) fn handle_arrival(&mut self, block: BlockId, memory: Memory) -> Result<(), Memory> {
-        let Some((_, state)) = self.exchanges.get_mut(&block) else { return Err(memory) };
+        let Some(LinkStage::Exchange(_, state)) = self.stages.get_mut(&block) else { return Err(memory) };
         let workspace = memory.into_owned().unwrap_or_default();
         *state = match state {
             ExchangeState::SecondStep => ExchangeState::Results(workspace),
@@ -69,31 +63,33 @@ impl LinkStages {
         Ok(())
     }
 
-    /// Takes the block that is the next one to begin the operations of a step, if it is ready for them: the block whose
-    /// contributions have arrived, or which has to be encoded. Returns the number of the group of these operations.
-    pub(super) fn take_next_in_queue(&mut self) -> Option<(u32, BlockId)> {
-        let exchanges = &self.exchanges;
-        let is_ready = |group: u32, block: &BlockId| match exchanges.get(block) {
-            Some((_, ExchangeState::Ready)) => !is_second_step(group),
-            Some((_, ExchangeState::Contributions(_))) => is_second_step(group),
+    /// Takes a stage that has work: the first one of a queue, if it is ready to begin its operation, or an exchange that begins
+    /// no operation any more.
+    pub(super) fn take_next(&mut self) -> Option<(BlockId, LinkStage)> {
+        let stages = &self.stages;
+        let is_ready = |group: u32, block: &BlockId| {
+            let is_second_step = group & RESULTS_GROUP_BIT != 0;
+            match stages.get(block) {
+                Some(LinkStage::Plain(..) | LinkStage::Exchange(_, ExchangeState::Ready)) => !is_second_step,
+                Some(LinkStage::Exchange(_, ExchangeState::Contributions(_))) => is_second_step,
+                _ => false,
+            }
+        };
+        let is_last_work = |stage: &LinkStage| match stage {
+            LinkStage::Exchange(exchange, ExchangeState::Contributions(_)) => {
+                exchange.exchange.second.is_none()
+            }
+            LinkStage::Exchange(_, ExchangeState::Results(_)) => true,
             _ => false,
         };
         // Blocks are reduced before further blocks are encoded.
         let mut queues = self.queues.iter_mut().rev();
-        let (&group, queue) =
-            queues.find(|(group, queue)| queue.front().is_some_and(|block| is_ready(**group, block)))?;
-        queue.pop_front().map(|block| (group, block))
-    }
-
-    /// Takes an exchange whose local work is its last work: without a second step, to reduce, and otherwise to decode.
-    pub(super) fn take_last_work(&mut self) -> Option<(BlockId, EncodedBlock, ExchangeState)> {
-        let is_last = |exchange: &EncodedBlock, state: &ExchangeState| match state {
-            ExchangeState::Contributions(_) => exchange.exchange.second.is_none(),
-            ExchangeState::Results(_) => true,
-            _ => false,
+        let queue = queues.find(|(group, queue)| queue.front().is_some_and(|block| is_ready(**group, block)));
+        let block = match queue {
+            Some((_, queue)) => queue.pop_front()?,
+            None => *stages.iter().find(|(_, stage)| is_last_work(stage))?.0,
         };
-        let block = *self.exchanges.iter().find(|(_, (exchange, state))| is_last(exchange, state))?.0;
-        self.exchanges.remove(&block).map(|(exchange, state)| (block, exchange, state))
+        self.stages.remove(&block).map(|stage| (block, stage))
     }
 
     /// Stores a workspace for later exchanges, unless too many are free.

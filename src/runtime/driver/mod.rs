@@ -32,13 +32,13 @@ pub(crate) use self::core_lock::{CoreLock, PollProgress};
 #[cfg(test)]
 pub(crate) use self::primitives::Primitives;
 pub use self::shared::Interrupt;
-use self::shared::{DriverShared, LocalPeers, LockedCore};
+use self::shared::{DriverShared, INTERRUPT_CHECK_INTERVAL, LocalPeers, LockedCore};
 use self::tasks::SHM_SPIN_TIME;
 pub(crate) use self::tasks::{BegunShort, OperationOutput, Submission};
 pub(crate) use self::threads::ThreadedDriver;
 #[cfg(test)]
 pub(crate) use self::{
-    blocking::{BlockingCollective, SleepDecision, send_wake_frames},
+    blocking::{fail_because, send_wake_frames},
     tasks::RoundsKey,
 };
 use super::buffer::BufferAccess;
@@ -86,7 +86,6 @@ impl Driver {
             has_own_processor: ranks_per_processor <= 1,
             shm_spin_time: SHM_SPIN_TIME * ranks_per_processor.clamp(1, RANKS_PER_PROCESSOR_MAX),
             interrupt,
-            recorder: OnceLock::new(),
         });
         Ok(Self { shared, progress_thread: Mutex::new(None) })
     }
@@ -120,11 +119,7 @@ impl Driver {
     }
 
     pub(crate) fn start_recording(&self, recorder: &Arc<Recorder>) {
-        self.shared.lock().recorder = Some(Arc::clone(recorder));
-        self.shared.recorder.get_or_init(|| Arc::clone(recorder));
-        if recorder.has_timeline() {
-            self.shared.meter.record(recorder);
-        }
+        self.shared.meter.start_recording(recorder);
     }
 
     pub(crate) fn meter(&self) -> &Meter {
@@ -141,7 +136,7 @@ impl Driver {
             let submission = submission(memory);
             let started = self.shared.now();
             let (core, id) = self.begin(started, request, submission, true)?;
-            let result = self.wait_with_lock(core, id, started);
+            let result = self.wait_for_borrowed(core, id, started);
             result.map_or(Ok(None), |result| result.map(|output| output.envelope))
         })
     }
@@ -151,18 +146,9 @@ impl Driver {
         self.begin(self.shared.now(), request, submission, false).map(|(_, id)| id)
     }
 
-    /// Begins an operation on a borrowed buffer. The caller then calls [`Driver::wait_for_borrowed`].
-    pub(crate) fn begin_borrowed(
-        &self,
-        request: OperationRequest,
-        submission: Submission,
-    ) -> Result<OpId, Error> {
-        self.begin(self.shared.now(), request, submission, true).map(|(_, id)| id)
-    }
-
-    /// Begins an operation, and returns the locked core. If `is_awaited` is true, the caller waits for the operation at once, and
-    /// the progress thread does not drive the operation.
-    fn begin(
+    /// Begins an operation, and returns the locked core. If `is_awaited` is true, the progress thread does not drive the
+    /// operation, and the caller waits for it: with [`Driver::wait_for_borrowed`] if it works on a borrowed buffer.
+    pub(crate) fn begin(
         &self,
         now: Timestamp,
         request: OperationRequest,
@@ -181,28 +167,21 @@ impl Driver {
         Ok((core, id))
     }
 
-    pub(crate) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
+    pub(crate) fn wait(&self, id: OpId) -> Option<Result<OperationOutput, Error>> {
         let started = self.shared.now();
-        let takeover = self.shared.take_over_driving(std::iter::once(id));
-        let result = self.shared.wait(self.shared.lock(), id, started, until);
-        drop(takeover);
-        result
+        self.shared.wait(self.shared.lock(), id, started, None)
     }
 
     /// Waits for an operation on a borrowed buffer. It uses the buffer until it ends, so an interrupt must fail the job.
-    pub(crate) fn wait_for_borrowed(&self, id: OpId) -> Option<Result<OperationOutput, Error>> {
-        self.wait_with_lock(self.shared.lock(), id, self.shared.now())
-    }
-
-    /// Like [`Driver::wait_for_borrowed`], with a locked core. `started` is the time since which the caller has waited.
-    fn wait_with_lock<'a>(
+    /// `started` is the time since which the caller has waited.
+    pub(crate) fn wait_for_borrowed<'a>(
         &'a self,
         mut core: LockedCore<'a>,
         id: OpId,
         mut started: Timestamp,
     ) -> Option<Result<OperationOutput, Error>> {
         loop {
-            let until = self.shared.next_interrupt_check(started);
+            let until = self.shared.interrupt.map(|_| started + INTERRUPT_CHECK_INTERVAL);
             let result = self.shared.wait(core, id, started, until);
             if result.is_some() || until.is_none() {
                 return result;
@@ -218,10 +197,7 @@ impl Driver {
     pub(crate) fn wait_any(&self, ids: &[OpId], until: Option<Timestamp>) -> Option<usize> {
         let started = self.shared.now();
         let ended = |core: &mut Core| ids.iter().position(|id| !core.active_ids.contains(id));
-        let takeover = self.shared.take_over_driving(ids.iter().copied());
-        let index = self.shared.wait_and_count(self.shared.lock(), started, until, ended);
-        drop(takeover);
-        index
+        self.shared.wait_and_count(self.shared.lock(), ids, started, until, ended)
     }
 
     /// Does all work of the job that needs no waiting. Returns whether the operation `id` has ended.
@@ -250,10 +226,11 @@ impl Driver {
         for _ in 0..2 {
             core = self.shared.drive_once(core, now, Some(now));
         }
-        let (mut core, _, found) = self.shared.drive_until(core, Some(until), |core| match core.error() {
-            Some(error) => Some(Err(error)),
-            None => core.link_driver.engine.probe(&pattern).map(Ok),
-        });
+        let (mut core, _, found) =
+            self.shared.drive_until(core, &[], Some(until), |core| match core.error() {
+                Some(error) => Some(Err(error)),
+                None => core.link_driver.engine.probe(&pattern).map(Ok),
+            });
         core.link_driver.probing_threads -= 1;
         found.transpose()
     }
@@ -320,7 +297,8 @@ impl Drop for Driver {
         }
         let shared = &self.shared;
         let until = shared.now() + FLUSH_TIMEOUT;
-        drop(shared.drive_until(shared.lock(), Some(until), |core| core.active_ids.is_empty().then_some(())));
+        let is_idle = |core: &mut Core| core.active_ids.is_empty().then_some(());
+        drop(shared.drive_until(shared.lock(), &[], Some(until), is_idle));
         shared.end_progress_thread();
         if let Some(thread) = self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
             // If a function of the user held the last handle, the progress thread itself drops the driver, and then ends.

@@ -23,7 +23,6 @@ pub(crate) trait Primitives: 'static {
         guard: Self::Guard<'a, T>,
         timeout: Option<Duration>,
     ) -> Self::Guard<'a, T>;
-    fn notify_one(condvar: &Self::Condvar);
     fn notify_all(condvar: &Self::Condvar);
     fn add(counter: &Self::Counter, count: usize);
     fn subtract(counter: &Self::Counter, count: usize);
@@ -64,10 +63,6 @@ impl Primitives for StdPrimitives {
             Some(timeout) => condvar.wait_timeout(guard, timeout).unwrap_or_else(PoisonError::into_inner).0,
             None => condvar.wait(guard).unwrap_or_else(PoisonError::into_inner),
         }
-    }
-
-    fn notify_one(condvar: &Condvar) {
-        condvar.notify_one();
     }
 
     fn notify_all(condvar: &Condvar) {

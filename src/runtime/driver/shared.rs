@@ -15,7 +15,6 @@ use super::primitives::StdPrimitives;
 use super::tasks::{AwaitedPosts, OperationOutput};
 use super::threads::ThreadedDriver;
 use crate::engine::{OpId, Timestamp};
-use crate::observe::recorder::Recorder;
 use crate::observe::training_thread::{SpanKind, span};
 use crate::runtime::deferred_drop;
 use crate::runtime::error::Error;
@@ -33,7 +32,7 @@ const LOOKS_PER_POLL: u32 = 8;
 const SKIPPED_POLLS_MAX: u32 = 16;
 
 /// A waiting thread calls the program's interrupt function at this interval.
-const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+pub(super) const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A function that a thread calls about twenty times a second while it waits for an operation. If the function returns
 /// true, this rank aborts the job. Bindings need it for languages whose signal handlers run in the waiting thread itself.
@@ -41,17 +40,14 @@ pub type Interrupt = fn() -> bool;
 
 pub(super) type LockedCore<'a> = CoreGuard<'a, Core, StdPrimitives>;
 
-/// How a thread waits for events, and what it needs for that.
+/// How a thread waits for events: it polls the posts, the queues and the sockets for the time `spin`. Then it sleeps if it is
+/// `ready_to_sleep`, in all at most for `timeout`.
 pub(super) struct EventWait {
-    kind: WaitKind,
+    posts: Vec<AwaitedPosts>,
     signals: Option<Arc<JobSignals>>,
-}
-
-enum WaitKind {
-    /// Polls these posts and the sockets for a short time. The caller then sleeps if there is no work.
-    Spin(Vec<AwaitedPosts>),
-    /// Polls the sockets for the time `spin`, and then sleeps, in all at most for `timeout`.
-    Sleep { spin: Duration, timeout: Option<Duration> },
+    spin: Duration,
+    ready_to_sleep: bool,
+    timeout: Option<Duration>,
 }
 
 pub(super) struct FoundEvents {
@@ -82,8 +78,6 @@ pub(super) struct DriverShared {
     pub(super) meter: Meter,
     /// Statistics of operations in shared memory that run without the core's lock.
     pub(super) shm_counters: Arc<ShmCounters>,
-    /// Records operations that run without the core's lock; empty if nothing is recorded.
-    pub(super) recorder: OnceLock<Arc<Recorder>>,
 }
 
 /// What a waiting thread looks at to learn of changes of the queues.
@@ -96,10 +90,6 @@ pub(super) struct LocalPeers {
 }
 
 impl DriverShared {
-    pub(super) fn next_interrupt_check(&self, now: Timestamp) -> Option<Timestamp> {
-        self.interrupt.map(|_| now + INTERRUPT_CHECK_INTERVAL)
-    }
-
     /// Calls the interrupt function. Returns the reason why the waiting thread should abort the job, or `None`. The caller must
     /// not hold a lock. A panic is also such a reason, because it must not unwind while the operation uses the buffer.
     pub(super) fn check_interrupt(&self) -> Option<&'static str> {
@@ -119,7 +109,11 @@ impl DriverShared {
         started: Timestamp,
         until: Option<Timestamp>,
     ) -> Option<Result<OperationOutput, Error>> {
-        self.wait_and_count(core, started, until, |core| {
+        self.wait_and_count(core, &[id], started, until, |core| {
+            // A rank that has posted may have left already. Its post counts, so look for it before reading that it has left.
+            if core.is_running() && core.link_driver.engine.failure().is_none() {
+                core.poll_shm_operation(id, self.now());
+            }
             let result = core.results.remove(&id)?;
             if result.as_ref().is_ok_and(|output| output.envelope.is_some()) {
                 core.poll_time.record_received_message();
@@ -132,12 +126,13 @@ impl DriverShared {
     pub(super) fn wait_and_count<'a, R>(
         &'a self,
         core: LockedCore<'a>,
+        ids: &[OpId],
         started: Timestamp,
         until: Option<Timestamp>,
         find: impl FnMut(&mut Core) -> Option<R>,
     ) -> Option<R> {
-        let span = self.recorder.get().map(|_| span(SpanKind::Wait));
-        let (mut core, ended, found) = self.drive_until(core, until, find);
+        let span = self.meter.recorder().map(|_| span(SpanKind::Wait));
+        let (mut core, ended, found) = self.drive_until(core, ids, until, find);
         drop(span);
         core.statistics.exposed += ended.saturating_sub(started);
         found
@@ -234,21 +229,22 @@ impl ThreadedDriver for DriverShared {
     }
 
     fn begin_spin(&self, core: &Core) -> Option<EventWait> {
-        let awaited_posts = core.awaited_posts();
-        (!awaited_posts.is_empty()).then(|| EventWait {
-            kind: WaitKind::Spin(awaited_posts),
-            signals: core.link_driver.transport.signals(),
-        })
+        let (posts, signals) = (core.awaited_posts(), core.link_driver.transport.signals());
+        let (spin, ready_to_sleep, timeout) = (self.shm_spin_time, false, None);
+        (!posts.is_empty()).then_some(EventWait { posts, signals, spin, ready_to_sleep, timeout })
     }
 
     fn begin_sleep(&self, core: &Core, timeout: Option<Duration>) -> EventWait {
         // A thread that waits for its own operation first polls, because waking up takes time. The progress thread does not
         // poll, because it would take the processor from the program's computation.
         let spin = if core.background.is_empty() { core.poll_time.max() } else { Duration::ZERO };
-        EventWait { kind: WaitKind::Sleep { spin, timeout }, signals: core.link_driver.transport.signals() }
+        let (spin, ready_to_sleep) = (timeout.map_or(spin, |timeout| timeout.min(spin)), true);
+        let (posts, signals) = (Vec::new(), core.link_driver.transport.signals());
+        EventWait { posts, signals, spin, ready_to_sleep, timeout }
     }
 
-    fn wait_for_events(&self, EventWait { kind, signals }: EventWait) -> FoundEvents {
+    fn wait_for_events(&self, wait: EventWait) -> FoundEvents {
+        let EventWait { posts, signals, spin, ready_to_sleep, timeout } = wait;
         let (mut events, started) = (Vec::new(), Instant::now());
         let signals = signals.as_deref();
         // Waiting takes long.
@@ -258,20 +254,13 @@ impl ThreadedDriver for DriverShared {
         );
         let has_work = self.meter.time(ProfilePart::Wait, || {
             let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
-            match &kind {
-                WaitKind::Spin(posts) => {
-                    self.spin(&mut poller, (started, self.shm_spin_time), (posts, signals), &mut events)
-                }
-                WaitKind::Sleep { spin, timeout } => {
-                    let spin = timeout.map_or(*spin, |timeout| timeout.min(*spin));
-                    if !self.spin(&mut poller, (started, spin), (&[], signals), &mut events)? {
-                        Self::sleep(&mut poller, *timeout, signals, &mut events)?;
-                    }
-                    Ok(true)
-                }
+            let has_work = self.spin(&mut poller, (started, spin), (&posts, signals), &mut events)?;
+            if ready_to_sleep && !has_work {
+                Self::sleep(&mut poller, timeout, signals, &mut events)?;
             }
+            Ok(has_work || ready_to_sleep)
         });
-        let waited = matches!(kind, WaitKind::Sleep { .. }).then(|| started.elapsed());
+        let waited = ready_to_sleep.then(|| started.elapsed());
         FoundEvents { events, has_work, waited }
     }
 

@@ -1,4 +1,6 @@
-//! Operations in shared memory that their callers do not execute themselves. The core executes them when it is polled.
+//! Operations in shared memory that the core executes when it is polled. A waiting thread looks at the posts of other ranks for a
+//! short time, and then sleeps until a socket has data: a peer that posts for a sleeping rank sends a wake frame. So a sleeping
+//! thread also notices that a peer has exited or that the job has failed.
 
 use std::mem;
 use std::task::Poll;
@@ -7,8 +9,10 @@ use super::blocking::{fail_because, record_calls};
 use super::core::Core;
 use super::tasks::{AwaitedPosts, ShmTask};
 use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
+use crate::observe::event::EventNumber;
 use crate::reduce::Kernels;
 use crate::runtime::host_rounds::HostRounds;
+use crate::runtime::host_rounds::operation::ShmOperation;
 use crate::runtime::memory::Memory;
 use crate::schedule::CollectiveSpec;
 use crate::shm::RoundsMemory;
@@ -33,7 +37,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let shm_operation = host_rounds.add_operation((&request, number), spec, (kernels, false));
         // With the record, the engine detects a rank of this host that calls a different operation.
         record_calls(&mut self.link_driver.engine, request.group, host_rounds);
-        Ok(ShmTask { key, shm_operation, memory })
+        Ok(ShmTask { key, shm_operation, memory, spun_round: None })
     }
 
     pub(super) fn begin_shm_task(
@@ -46,6 +50,28 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let id = self.link_driver.engine.begin_external(now, request, sequence)?;
         self.shm_tasks.insert(id, task);
         Ok(id)
+    }
+
+    /// Goes on with an operation that its caller has executed, and for which the caller now waits.
+    pub(crate) fn adopt(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        mut host_rounds: Box<HostRounds<M>>,
+        (shm_operation, memory): (ShmOperation, Memory),
+        event: Option<EventNumber>,
+    ) -> OpId {
+        let engine = &mut self.link_driver.engine;
+        record_calls(engine, request.group, &mut host_rounds);
+        // If the job has failed, the operation fails when the core is polled.
+        let begun = engine.begin_external(now, request, shm_operation.sequence());
+        let id = begun.unwrap_or_else(|_| engine.new_id());
+        let key = (request.group, 0);
+        let spun_round = Some(host_rounds.awaited_round_and_ranks(&shm_operation).0);
+        self.rounds.insert(key, host_rounds);
+        self.shm_tasks.insert(id, ShmTask { key, shm_operation, memory, spun_round });
+        self.activate(id, now, event);
+        id
     }
 
     /// Returns the rounds that a group has handed over, if no operation uses them.
@@ -70,7 +96,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// After a failure: ends all operations in shared memory, so that peers no longer access their buffers.
     pub(super) fn abandon_shm(&mut self) {
-        for ShmTask { key, shm_operation, mut memory } in mem::take(&mut self.shm_tasks).into_values() {
+        for ShmTask { key, shm_operation, mut memory, .. } in mem::take(&mut self.shm_tasks).into_values() {
             if let Some(host_rounds) = self.rounds.get_mut(&key) {
                 host_rounds.stop_exposing(&shm_operation, &memory.access());
             }
@@ -80,35 +106,33 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     pub(super) fn poll_shm_operations(&mut self, now: Timestamp) -> bool {
         let ids: Vec<OpId> = self.shm_tasks.keys().copied().collect();
-        let mut has_ended = false;
-        for id in ids {
-            let Self { shm_tasks, rounds, link_driver, .. } = self;
-            let Some(ShmTask { key, shm_operation, memory }) = shm_tasks.get_mut(&id) else { continue };
-            let Some(host_rounds) = rounds.get_mut(key) else { continue };
-            if !host_rounds.is_oldest(shm_operation) {
-                continue;
-            }
-            let engine = &mut link_driver.engine;
-            let wake = |rank| engine.send_wake_frame(rank);
-            match host_rounds.poll(shm_operation, &mut memory.access(), wake) {
-                Ok(Poll::Pending) => {}
-                Ok(Poll::Ready(())) => {
-                    engine.end_external(id);
-                    if let Some(ShmTask { memory, .. }) = self.shm_tasks.remove(&id) {
-                        self.handle_success(id, now, (memory, None));
-                        has_ended = true;
-                    }
-                }
-                Err(failure) => fail_because(engine, key.0, host_rounds, &failure),
-            }
-        }
-        if has_ended {
-            self.drop_retired_rounds();
-        }
-        has_ended
+        ids.into_iter().fold(false, |has_ended, id| has_ended | self.poll_shm_operation(id, now))
     }
 
-    /// Returns the posts for which this rank waits. Returns none if the progress thread works, because it must not poll.
+    /// Executes an operation as far as possible without waiting, if it is in shared memory. Returns whether it has ended.
+    pub(super) fn poll_shm_operation(&mut self, id: OpId, now: Timestamp) -> bool {
+        let Self { shm_tasks, rounds, link_driver, .. } = self;
+        let Some(ShmTask { key, shm_operation, memory, .. }) = shm_tasks.get_mut(&id) else { return false };
+        let Some(host_rounds) = rounds.get_mut(key).filter(|rounds| rounds.is_oldest(shm_operation)) else {
+            return false;
+        };
+        let engine = &mut link_driver.engine;
+        match host_rounds.poll(shm_operation, &mut memory.access(), |rank| engine.send_wake_frame(rank)) {
+            Ok(Poll::Pending) => return false,
+            Ok(Poll::Ready(())) => engine.end_external(id),
+            Err(failure) => {
+                fail_because(engine, key.0, host_rounds, &failure);
+                return false;
+            }
+        }
+        if let Some(ShmTask { memory, .. }) = shm_tasks.remove(&id) {
+            self.handle_success(id, now, (memory, None));
+        }
+        self.drop_retired_rounds();
+        true
+    }
+
+    /// Returns the posts for which a thread now waits without sleeping. Returns none if the progress thread works.
     pub(super) fn awaited_posts(&self) -> Vec<AwaitedPosts<M>> {
         if !self.background.is_empty() || !self.is_running() {
             return Vec::new();
@@ -117,7 +141,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             let host_rounds = self.rounds.get(&task.key)?;
             let (round, ranks) = host_rounds
                 .is_oldest(&task.shm_operation)
-                .then(|| host_rounds.awaited_round_and_ranks(&task.shm_operation))?;
+                .then(|| host_rounds.awaited_round_and_ranks(&task.shm_operation))
+                .filter(|(round, _)| task.spun_round != Some(*round))?;
             Some(AwaitedPosts { posts: host_rounds.rounds.posts().clone(), round, ranks })
         };
         self.shm_tasks.values().filter_map(awaited).collect()
@@ -132,10 +157,14 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             if !host_rounds.is_oldest(shm_operation) {
                 continue;
             }
-            let awaited = host_rounds.awaited_ranks(shm_operation);
-            self.link_driver.engine.set_awaited_ranks(id, awaited);
+            // A peer that has left without its post will never post. In this case this call fails the job.
+            self.link_driver.engine.set_awaited_ranks(id, host_rounds.awaited_ranks(shm_operation));
+            // A peer that wakes this rank clears the sleep flag. The operation may wait for more peers.
             host_rounds.rounds.mark_asleep();
-            is_ready |= host_rounds.is_ready(shm_operation);
+            if host_rounds.is_ready(shm_operation) {
+                host_rounds.rounds.mark_awake();
+                is_ready = true;
+            }
         }
         is_ready
     }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::core::Core;
-use super::link_stages::{BlockId, ExchangeState, LinkStages};
+use super::link_stages::{BlockId, ExchangeState, LinkStage, LinkStages};
 use super::tasks::{OperationOutput, PendingStage, ShmTask, StagedCollective};
 use crate::engine::{Failure, OpId, OperationKey, OperationRequest, Timestamp};
 use crate::reduce::Kernels;
@@ -30,12 +30,11 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             self.link_driver.assign_number(request.group & !INTERNAL_GROUP_BITS, contract_and_site)?;
         let id = self.link_driver.engine.new_id();
         let element_bytes = request.contract.dtype.size_bytes();
-        let bytes = |elements: &Range<usize>| elements.start * element_bytes..elements.end * element_bytes;
-        let starts = blocks.iter().map(|block| block.elements.start).collect();
+        let bytes = |Range { start, end }: &Range<usize>| start * element_bytes..end * element_bytes;
         let ranges: Vec<Range<usize>> = blocks.iter().map(|block| bytes(&block.elements)).collect();
         let mut remaining = Vec::with_capacity(blocks.len());
         for (index, block) in blocks.into_iter().enumerate() {
-            let block_number = OperationKey::block_number(number, index);
+            let (block_number, start) = (OperationKey::block_number(number, index), block.elements.start);
             let stages = block.stages.into_iter().map(|stage| match stage {
                 CollectiveStage::OverLinks(schedule) => {
                     self.link_stages.enqueue(request.group, (id, index));
@@ -54,23 +53,16 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                     if exchange.second.is_some() {
                         self.link_stages.enqueue(request.group | RESULTS_GROUP_BIT, (id, index));
                     }
-                    Ok(PendingStage::Encoded(exchange))
+                    let encoding = encoding.clone().expect("an exchange of encoded elements has an encoding");
+                    Ok(PendingStage::Encoded(Box::new(EncodedBlock::new(encoding, *exchange, start))))
                 }
             });
             remaining.push(stages.collect::<Result<VecDeque<_>, Failure>>()?);
         }
         let unfinished_blocks = remaining.len();
         let (whole, parts) = memory.into_parts(&ranges);
-        let staged = StagedCollective {
-            whole,
-            request: request.begun(now),
-            number,
-            kernels,
-            encoding,
-            starts,
-            remaining,
-            unfinished_blocks,
-        };
+        let request = request.begun(now);
+        let staged = StagedCollective { whole, request, number, kernels, remaining, unfinished_blocks };
         // Insert the collective before its stages begin: it owns the whole buffer, which must outlive the parts.
         self.staged_collectives.insert(id, staged);
         for (block, memory) in parts.into_iter().enumerate() {
@@ -102,7 +94,15 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let Some(staged) = self.staged_collectives.get_mut(&block.0) else { return Ok(()) };
         let Some(stage) = staged.remaining[block.1].pop_front() else {
             drop(memory);
-            self.count_complete_block(now, block.0);
+            staged.unfinished_blocks -= 1;
+            if staged.unfinished_blocks == 0
+                && let Some(staged) = self.staged_collectives.remove(&block.0)
+            {
+                self.statistics.operations += 1;
+                let output =
+                    OperationOutput { memory: staged.whole.into_whole(), envelope: None, ended: now };
+                self.record_result(block.0, now, Ok(output));
+            }
             return Ok(());
         };
         // All stages share the timeout of the whole collective.
@@ -110,15 +110,13 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let id = match stage {
             PendingStage::OnHost(task) => self.begin_shm_task(now, request, ShmTask { memory, ..*task })?,
             PendingStage::OverLinks(schedule) => {
-                self.link_stages.ready.insert(block, (schedule, memory));
-                return self.begin_ready_stages(now, request.group);
+                let stage = LinkStage::Plain(schedule, (memory, staged.kernels.clone()));
+                self.link_stages.stages.insert(block, stage);
+                return Ok(());
             }
-            PendingStage::Encoded(exchange) => {
-                if let Some(encoding) = staged.encoding.clone() {
-                    let (exchange, elements, start) = (*exchange, memory, staged.starts[block.1]);
-                    let encoded = EncodedBlock { encoding, exchange, elements, start, scratch: Vec::new() };
-                    self.link_stages.exchanges.insert(block, (encoded, ExchangeState::Ready));
-                }
+            PendingStage::Encoded(mut exchange) => {
+                exchange.elements = memory;
+                self.link_stages.stages.insert(block, LinkStage::Exchange(exchange, ExchangeState::Ready));
                 return Ok(());
             }
         };
@@ -126,42 +124,20 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(())
     }
 
-    /// Begins the stages over links that are ready, in the order of their queue. `group` is the group number of their operations.
-    pub(super) fn begin_ready_stages(&mut self, now: Timestamp, group: u32) -> Result<(), Failure> {
-        while let Some((block, schedule, memory)) = self.link_stages.take_ready(group) {
-            let kernels = self.staged_collectives.get(&block.0).and_then(|staged| staged.kernels.clone());
-            self.begin_links_of_stage(now, (group, block), schedule, memory, kernels)?;
-        }
-        Ok(())
-    }
-
-    /// Begins the operation over links of a stage, or of a step of an exchange, in the group number `group`.
+    /// Begins the operation over links of a stage, or of a step of an exchange. `group_bit` is added to the number of its group.
     pub(super) fn begin_links_of_stage(
         &mut self,
         now: Timestamp,
-        (group, block): (u32, BlockId),
+        (group_bit, block): (u32, BlockId),
         schedule: Schedule,
-        memory: Memory,
-        kernels: Option<Kernels>,
+        memory_and_kernels: (Memory, Option<Kernels>),
     ) -> Result<(), Failure> {
         let Some(staged) = self.staged_collectives.get(&block.0) else { return Ok(()) };
-        let request = OperationRequest { group, ..staged.request };
+        let request = OperationRequest { group: staged.request.group | group_bit, ..staged.request };
         let number = OperationKey::block_number(staged.number, block.1);
-        let id = self.link_driver.begin(now, request, number, schedule, (memory, kernels))?;
+        let id = self.link_driver.begin(now, request, number, schedule, memory_and_kernels)?;
         self.stage_of.insert(id, block);
         Ok(())
-    }
-
-    fn count_complete_block(&mut self, now: Timestamp, id: OpId) {
-        let Some(staged) = self.staged_collectives.get_mut(&id) else { return };
-        staged.unfinished_blocks -= 1;
-        if staged.unfinished_blocks == 0
-            && let Some(staged) = self.staged_collectives.remove(&id)
-        {
-            self.statistics.operations += 1;
-            let output = OperationOutput { memory: staged.whole.into_whole(), envelope: None, ended: now };
-            self.record_result(id, now, Ok(output));
-        }
     }
 
     /// Ends all collectives of several stages after a failure. The parts of their buffers must have been dropped before.

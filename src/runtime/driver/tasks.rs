@@ -6,12 +6,11 @@ use std::time::Duration;
 use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
 use crate::observe::event::{Direction, OperationStart};
 use crate::reduce::Kernels;
-use crate::runtime::encoding::Encoding;
+use crate::runtime::encoding::{EncodedBlock, Encoding};
 use crate::runtime::host_rounds::operation::ShmOperation;
 use crate::runtime::memory::{Memory, SplitBuffer};
+use crate::schedule::Schedule;
 use crate::schedule::hierarchy::Block;
-use crate::schedule::two_step::TwoStepExchange;
-use crate::schedule::{CollectiveSpec, Schedule};
 use crate::shm::{Posts, RoundsMemory, Segment};
 use crate::types::{Rank, RankSet};
 
@@ -46,9 +45,7 @@ pub(super) fn operation_start(
     OperationStart { group, contract, direction, site, submitted }
 }
 
-pub(crate) type SpecAndKernels<'a> = (&'a CollectiveSpec, Option<Kernels>);
-
-/// What a short call has done that goes on as a `BlockingCollective`.
+/// What a short call has done that goes on as an operation.
 #[derive(Default)]
 pub(crate) struct BegunShort {
     pub(crate) has_posted: bool,
@@ -66,12 +63,14 @@ pub(crate) struct OperationOutput {
 /// Identifies a shared memory: the number of its group, and the index of its stage in a hierarchical operation.
 pub(crate) type RoundsKey = (u32, usize);
 
-/// An operation in shared memory that its caller does not execute itself: an asynchronous operation, a stage of a hierarchical
-/// operation, or a blocking operation that has to wait for earlier operations.
+/// An operation in shared memory that the core executes: an asynchronous operation, a stage of a hierarchical operation, or a
+/// blocking operation that has to wait for earlier operations, or has waited too long for its caller to go on without the core.
 pub(super) struct ShmTask {
     pub(super) key: RoundsKey,
     pub(super) shm_operation: ShmOperation,
     pub(super) memory: Memory,
+    /// The round for which a thread has waited without sleeping. The next wait for this round sleeps at once.
+    pub(super) spun_round: Option<u64>,
 }
 
 /// The posts of a round in shared memory for which an operation waits.
@@ -93,17 +92,14 @@ pub(super) struct StagedCollective {
     pub(super) request: OperationRequest,
     pub(super) number: u64,
     pub(super) kernels: Option<Kernels>,
-    /// How the ranks encode elements; `None` if no stage encodes.
-    pub(super) encoding: Option<Encoding>,
-    /// The index of the first element of each block.
-    pub(super) starts: Vec<usize>,
     pub(super) remaining: Vec<VecDeque<PendingStage>>,
     pub(super) unfinished_blocks: usize,
 }
 
-/// A stage that a block has not begun. Its operation in shared memory is already added, in the same order on all ranks of a host.
+/// A stage that a block has not begun, and so without the elements of the block. Its operation in shared memory is already added,
+/// in the same order on all ranks of a host.
 pub(super) enum PendingStage {
     OnHost(Box<ShmTask>),
     OverLinks(Schedule),
-    Encoded(Box<TwoStepExchange>),
+    Encoded(Box<EncodedBlock>),
 }

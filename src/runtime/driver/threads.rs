@@ -62,29 +62,37 @@ pub(crate) trait ThreadedDriver: Sized {
         self.wake_socket_waiter(core);
     }
 
-    /// Makes another thread drive the event loop, because the caller stops waiting.
-    fn pass_on_driving(&self, core: &mut Locked<'_, Self>) {
-        if core.has_socket_waiter() {
-            return;
-        }
-        core.wake_waiters();
-        if !core.background().is_empty() {
-            core.notify_progress_thread();
-        }
-    }
-
-    /// Drives the event loop until `find` returns a value, or until the time `until`. Also returns the time at the end.
+    /// Drives the event loop until `find` returns a value, or until the time `until`. Also returns the time at the end. Until
+    /// then, the progress thread does not drive the operations `ids`, so this thread polls before it sleeps. The progress thread
+    /// never polls, to leave the processor to the program's computation.
     fn drive_until<'a, R>(
         &'a self,
         mut core: Locked<'a, Self>,
+        ids: &[<Self::Core as DrivenCore>::OpId],
         until: Option<Timestamp>,
         mut find: impl FnMut(&mut Self::Core) -> Option<R>,
     ) -> (Locked<'a, Self>, Timestamp, Option<R>) {
+        let taken_over: Vec<_> = ids.iter().filter(|id| core.background().remove(id)).copied().collect();
+        // The progress thread may wait for the sockets. Wake it, so that this thread can wait for the sockets.
+        if !taken_over.is_empty() && core.background().is_empty() {
+            self.wake_socket_waiter(&core);
+        }
         loop {
             let found = find(&mut core);
             let now = self.now();
             if found.is_some() || until.is_some_and(|until| now >= until) {
-                self.pass_on_driving(&mut core);
+                for id in taken_over {
+                    if core.is_active(id) {
+                        core.background().insert(id);
+                    }
+                }
+                // Another thread has to drive the event loop now.
+                if !core.has_socket_waiter() {
+                    core.wake_waiters();
+                    if !core.background().is_empty() {
+                        core.notify_progress_thread();
+                    }
+                }
                 return (core, now, found);
             }
             core = self.drive(core, now, until);
@@ -179,23 +187,6 @@ pub(crate) trait ThreadedDriver: Sized {
         self.measure_wait(|| core.yield_lock())
     }
 
-    /// Takes operations over from the progress thread until the returned guard is dropped.
-    fn take_over_driving(
-        &self,
-        ids: impl Iterator<Item = <Self::Core as DrivenCore>::OpId>,
-    ) -> TakeoverGuard<'_, Self> {
-        let mut core = self.lock();
-        let background = core.background();
-        let ids: Vec<_> = ids.filter(|id| background.remove(id)).collect();
-        // The progress thread may wait for the sockets. Wake it, so that this thread can wait for the sockets.
-        let must_wake = !ids.is_empty() && background.is_empty() && core.has_socket_waiter();
-        drop(core);
-        if must_wake {
-            self.interrupt_wait();
-        }
-        TakeoverGuard { driver: self, ids }
-    }
-
     /// Runs the progress thread: it drives the operations for which no other thread waits.
     fn run_progress_thread(&self) {
         let mut core = self.lock();
@@ -215,30 +206,5 @@ pub(crate) trait ThreadedDriver: Sized {
     fn end_progress_thread(&self) {
         self.lock().close();
         self.interrupt_wait();
-    }
-}
-
-/// Operations that a waiting thread drives until this guard is dropped. It polls before it sleeps. The progress thread drives
-/// the operations before and after, and never polls, to leave the processor to the program's computation.
-pub(crate) struct TakeoverGuard<'a, D: ThreadedDriver> {
-    driver: &'a D,
-    /// The operations that the progress thread drove before.
-    ids: Vec<<D::Core as DrivenCore>::OpId>,
-}
-
-impl<D: ThreadedDriver> Drop for TakeoverGuard<'_, D> {
-    fn drop(&mut self) {
-        if self.ids.is_empty() {
-            return;
-        }
-        let mut core = self.driver.lock();
-        for &id in &self.ids {
-            if core.is_active(id) {
-                core.background().insert(id);
-            }
-        }
-        if !core.has_socket_waiter() && !core.background().is_empty() {
-            core.notify_progress_thread();
-        }
     }
 }

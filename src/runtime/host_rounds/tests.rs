@@ -100,6 +100,27 @@ fn the_next_operation_removes_a_dropped_buffer() {
     assert_eq!(host_rounds.rounds.registry.own_buffer_count(), 0);
 }
 
+/// Lets the first rank poll an operation after other ranks have posted. If the post of a rank is invalid, returns why.
+fn find_invalid_post(
+    spec: &CollectiveSpec,
+    post: impl FnOnce(&mut [ShmRank], &Header),
+) -> Option<(Rank, &'static str)> {
+    let mut ranks = new_ranks();
+    let mut operations: Vec<ShmOperation> =
+        ranks.iter_mut().map(|rank_state| begin(&mut rank_state.host_rounds, spec)).collect();
+    post(&mut ranks, &operations[1].header);
+    let ShmRank { host_rounds, own, .. } = &mut ranks[0];
+    let memory = &mut own.bytes_mut()[..spec.count() * size_of::<f32>()];
+    match host_rounds
+        .poll(&mut operations[0], &mut BufferAccess::from(memory), |_| {})
+        .map_err(|error| *error)
+    {
+        Ok(_) => None,
+        Err(ShmFailure::Invalid(rank, what)) => Some((rank, what)),
+        Err(failure) => panic!("{failure:?}"),
+    }
+}
+
 /// Regression test: a wrong stamp near the end of the ring buffer caused a panic, and one after the end a wait without end.
 #[test]
 fn a_payload_that_does_not_end_in_the_ring_buffer_is_reported_with_the_rank_that_posted_it() {
@@ -110,22 +131,12 @@ fn a_payload_that_does_not_end_in_the_ring_buffer_is_reported_with_the_rank_that
             (8, CollectiveSpec::AllReduce { count: SLOT }),
             (7, CollectiveSpec::Broadcast { count: SLOT, root: Rank::new(1) }),
         ] {
-            let is_valid = (1..=last_place).contains(&place);
-            let mut ranks = new_ranks();
-            let mut operations: Vec<ShmOperation> =
-                ranks.iter_mut().map(|rank_state| begin(&mut rank_state.host_rounds, &spec)).collect();
-            let header = operations[1].header;
-            ranks[1].host_rounds.rounds.post_with_place(1, &header, place);
-            let mut bytes = [0; SLOT * size_of::<f32>()];
-            let memory = &mut BufferAccess::from(&mut bytes[..]);
-            match ranks[0].host_rounds.poll(&mut operations[0], memory, |_| {}).map_err(|failure| *failure) {
-                Err(ShmFailure::Invalid(rank, what)) => {
-                    assert_eq!((rank, is_valid), (Rank::new(1), false));
-                    assert!(what.contains("does not end inside"), "{what}");
-                }
-                Ok(_) => assert!(is_valid, "place {place} was not detected"),
-                Err(failure) => panic!("{failure:?}"),
-            }
+            let is_invalid = !(1..=last_place).contains(&place);
+            let found = find_invalid_post(&spec, |ranks, header| {
+                ranks[1].host_rounds.rounds.post_with_place(1, header, place);
+            });
+            let expected = (Rank::new(1), "it posted a payload that does not end inside its memory");
+            assert_eq!(found, is_invalid.then_some(expected), "place {place}");
         }
     }
 }
@@ -138,19 +149,12 @@ fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
         (CollectiveSpec::Barrier, 0, "without in-place reduction"),
         (CollectiveSpec::Broadcast { count: COUNT, root: Rank::new(1) }, 0, "without in-place reduction"),
     ] {
-        let mut ranks = new_ranks();
-        let bytes = spec.count() * size_of::<f32>();
-        let mut operations: Vec<ShmOperation> =
-            ranks.iter_mut().map(|rank_state| begin(&mut rank_state.host_rounds, &spec)).collect();
-        let header = operations[1].header;
-        ranks[1].host_rounds.rounds.post_exposed(1, &header, BufferRef { buffer, offset: 0 });
-        ranks[2].host_rounds.rounds.write_payload(1, SLOT * size_of::<f32>(), (0, &[]));
-        ranks[2].host_rounds.rounds.post(1, &header);
-        let ShmRank { host_rounds, own, .. } = &mut ranks[0];
-        let memory = &mut own.bytes_mut()[..bytes];
-        let poll = host_rounds.poll(&mut operations[0], &mut BufferAccess::from(memory), |_| {});
-        let failure = poll.expect_err(expected);
-        let ShmFailure::Invalid(rank, what) = *failure else { panic!("{failure:?}") };
+        let found = find_invalid_post(&spec, |ranks, header| {
+            ranks[1].host_rounds.rounds.post_exposed(1, header, BufferRef { buffer, offset: 0 });
+            ranks[2].host_rounds.rounds.write_payload(1, SLOT * size_of::<f32>(), (0, &[]));
+            ranks[2].host_rounds.rounds.post(1, header);
+        });
+        let (rank, what) = found.expect(expected);
         assert!(rank == Rank::new(1) && what.contains(expected), "rank {rank}: {what}");
     }
 }
@@ -158,14 +162,9 @@ fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
 /// Without this check, a rank would look for the post again and again, without sleeping and without a deadline.
 #[test]
 fn a_rank_that_posts_the_number_of_a_wrong_round_is_named() {
-    let [first, second, ..] = &mut new_ranks()[..] else { panic!("there are several ranks") };
-    let mut operation = begin(&mut first.host_rounds, &CollectiveSpec::AllReduce { count: SLOT });
-    let mut elements = [0f32; SLOT];
-    let mut memory = BufferAccess::from(bytemuck::cast_slice_mut::<f32, u8>(&mut elements));
-    let poll = first.host_rounds.poll(&mut operation, &mut memory, |_| ());
-    assert!(matches!(poll, Ok(Poll::Pending)));
-    // This round has the same header as the first round.
-    second.host_rounds.rounds.post(1 + 2 * LEAD_MAX, &[0; HEADER_WORDS]);
-    let poll = first.host_rounds.poll(&mut operation, &mut memory, |_| ());
-    assert!(matches!(*poll.unwrap_err(), ShmFailure::Invalid(rank, _) if rank == Rank::new(1)));
+    let found = find_invalid_post(&CollectiveSpec::AllReduce { count: SLOT }, |ranks, _| {
+        // This round has the same header as the first round.
+        ranks[1].host_rounds.rounds.post(1 + 2 * LEAD_MAX, &[0; HEADER_WORDS]);
+    });
+    assert_eq!(found, Some((Rank::new(1), "it posted the number of a wrong round")));
 }

@@ -15,14 +15,14 @@ use crate::wire::frame::HEADER_BYTES;
 /// pause, unless its processor does something else.
 pub const LOOKS: u32 = 200;
 
-/// The result of [`LinkDriver::try_receive_directly`] and [`LinkDriver::continue_receive`].
+/// The result of [`LinkDriver::receive_directly`].
 pub enum DirectReceive {
     /// The message is in the buffer.
     Received(Envelope),
     /// Nothing has arrived from the source.
     NotYet,
-    /// A part of the message is in the buffer. The caller must pass the same buffer to [`LinkDriver::continue_receive`], or call
-    /// [`LinkDriver::interrupt_receive`].
+    /// A part of the message is in the buffer. The caller must pass the same buffer to [`LinkDriver::receive_directly`] again, or
+    /// call [`LinkDriver::interrupt_receive`].
     Begun,
     /// Only an operation can receive the message.
     NeedsOperation,
@@ -57,90 +57,61 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         is_sent
     }
 
-    /// Receives a message into the start of `target`, if it is the next thing that arrives from `source` and fits the pattern.
-    /// If nothing has arrived, looks again for `looks` times. `now` is the time, if the caller knows it.
-    pub fn try_receive_directly(
+    /// Receives a message into the start of `target`, if it is the next thing that arrives from `source` and fits the pattern. If
+    /// nothing has arrived, looks again for `looks` times. If the caller `has_begun`, receives more of the message of which a
+    /// part is already in `target`. `now` is the time, if the caller knows it.
+    pub fn receive_directly(
         &mut self,
         request: &OperationRequest,
         (pattern, source): (Pattern, Rank),
-        (target, looks): (&mut [u8], u32),
-        now: Option<Timestamp>,
-    ) -> DirectReceive {
-        let Self { engine, transport, links, operations, .. } = self;
-        let is_between_frames =
-            |link: &super::LinkIo| matches!(link.incoming, IncomingFrame::Header) && link.header_filled == 0;
-        let Some(sequence) = engine.next_direct_receive(source) else { return DirectReceive::NeedsOperation };
-        if !links.get(source).is_some_and(is_between_frames) {
-            return DirectReceive::NeedsOperation;
-        }
-        let room = target.len();
-        let fits = |message: &LocalMessage| {
-            message.group == pattern.group
-                && pattern.tag.is_none_or(|tag| tag == message.tag)
-                && message.dtype == request.contract.dtype
-                && message.bytes <= room
-                && message.sequence == sequence
-        };
-        let mut started = operations.meter.start();
-        let (message, filled) = match transport.receive_message(source, target, looks, fits) {
-            NextFrame::Nothing => return DirectReceive::NotYet,
-            NextFrame::Other => return DirectReceive::NeedsOperation,
-            NextFrame::Message(message, filled) => (message, filled),
-        };
-        operations.meter.end(ProfilePart::Receive, &mut started);
-        if filled == message.bytes {
-            return self.record_received(source, &message, now);
-        }
-        if let Some(link) = links.get_mut(source) {
-            link.incoming = IncomingFrame::Direct { message, filled };
-        }
-        DirectReceive::Begun
-    }
-
-    /// Receives more of the message of which a part is already in `target`.
-    pub fn continue_receive(
-        &mut self,
-        source: Rank,
-        target: &mut [u8],
+        (target, looks, has_begun): (&mut [u8], u32, bool),
         now: Option<Timestamp>,
     ) -> DirectReceive {
         let Self { engine, transport, links, operations, .. } = self;
         let Some(link) = links.get_mut(source) else { return DirectReceive::NeedsOperation };
-        let IncomingFrame::Direct { message, filled } = &mut link.incoming else {
-            return DirectReceive::NeedsOperation;
-        };
-        let message = *message;
         let mut started = operations.meter.start();
-        let received = transport.receive_rest(source, &mut target[*filled..message.bytes], LOOKS);
-        operations.meter.end(ProfilePart::Receive, &mut started);
-        match received {
-            TransferResult::Bytes(count) => *filled += count,
-            TransferResult::Blocked => {}
-            TransferResult::Lost(why) | TransferResult::Corrupt(why) => {
-                link.refuse(source, why, engine);
-                return DirectReceive::NeedsOperation;
+        let (message, filled) = match link.incoming {
+            IncomingFrame::Header if link.header_filled == 0 && !has_begun => {
+                let Some(sequence) = engine.next_direct_receive(source) else {
+                    return DirectReceive::NeedsOperation;
+                };
+                let room = target.len();
+                let fits = |message: &LocalMessage| {
+                    message.group == pattern.group
+                        && pattern.tag.is_none_or(|tag| tag == message.tag)
+                        && message.dtype == request.contract.dtype
+                        && message.bytes <= room
+                        && message.sequence == sequence
+                };
+                match transport.receive_message(source, target, looks, fits) {
+                    NextFrame::Nothing => return DirectReceive::NotYet,
+                    NextFrame::Other => return DirectReceive::NeedsOperation,
+                    NextFrame::Message(message, filled) => (message, filled),
+                }
             }
-        }
-        if *filled < message.bytes {
+            IncomingFrame::Direct { message, filled } if has_begun => {
+                match transport.receive_rest(source, &mut target[filled..message.bytes], LOOKS) {
+                    TransferResult::Bytes(count) => (message, filled + count),
+                    TransferResult::Blocked => (message, filled),
+                    TransferResult::Lost(why) | TransferResult::Corrupt(why) => {
+                        link.refuse(source, why, engine);
+                        return DirectReceive::NeedsOperation;
+                    }
+                }
+            }
+            _ => return DirectReceive::NeedsOperation,
+        };
+        operations.meter.end(ProfilePart::Receive, &mut started);
+        if filled < message.bytes {
+            link.incoming = IncomingFrame::Direct { message, filled };
             return DirectReceive::Begun;
         }
-        link.incoming = IncomingFrame::Header;
-        self.record_received(source, &message, now)
-    }
-
-    /// Records that a whole message has been received without an operation.
-    #[inline]
-    fn record_received(
-        &mut self,
-        source: Rank,
-        message: &LocalMessage,
-        now: Option<Timestamp>,
-    ) -> DirectReceive {
-        let LocalMessage { group, tag, bytes, .. } = *message;
-        if let Some(link) = self.links.get_mut(source) {
-            link.counters.bytes_received += (HEADER_BYTES + bytes) as u64;
+        if has_begun {
+            link.incoming = IncomingFrame::Header;
         }
-        if self.engine.record_direct_receive(source, bytes, now) {
+        let LocalMessage { group, tag, bytes, .. } = message;
+        link.counters.bytes_received += (HEADER_BYTES + bytes) as u64;
+        if engine.record_direct_receive(source, bytes, now) {
             self.send_control_frames();
         }
         DirectReceive::Received(Envelope { group, source, tag, contract: message.contract() })

@@ -2,13 +2,11 @@
 
 use std::io::IoSliceMut;
 
-use super::LinkDriver;
-use crate::runtime::link_io::{FramePayload, IncomingFrame, LinkIo};
+use super::{DISCARD_BYTES, LinkDriver};
+use crate::runtime::link_io::{FramePayload, IncomingFrame, LinkIo, PayloadTarget};
 use crate::shm::SegmentMemory;
 use crate::transport::{SocketTransport, TransferResult};
 use crate::types::Rank;
-
-const DRAINED_BYTES: usize = 16 << 10;
 
 impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Sends the failure to the peers and reads their reports. Returns whether all peers have it and agree on the cause.
@@ -32,8 +30,10 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
             // If nothing of a segment has been sent, for example because the link has not opened, the peer still gets the cause.
             link.outgoing
                 .take_if(|frame| frame.sent == 0 && matches!(frame.payload, FramePayload::Segment(..)));
-            if let IncomingFrame::Segment { bytes, filled, .. } = &link.incoming {
-                link.incoming = IncomingFrame::Discarded { left: bytes.len() - filled };
+            if let IncomingFrame::Payload { target: target @ PayloadTarget::Segment { .. }, .. } =
+                &mut link.incoming
+            {
+                *target = PayloadTarget::Discarded;
             }
         }
     }
@@ -63,7 +63,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
             link.is_closed_for_sending = true;
             self.transport.close_sending(peer);
         }
-        let mut discarded = [0; DRAINED_BYTES];
+        let mut discarded = [0; DISCARD_BYTES];
         loop {
             match self.transport.receive(peer, &mut [IoSliceMut::new(&mut discarded)], 0) {
                 TransferResult::Bytes(_) | TransferResult::Corrupt(_) => {}

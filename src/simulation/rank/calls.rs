@@ -8,7 +8,7 @@ use crate::codec::{Codec, DecodeError, RandomKeys};
 use crate::engine::{OpId, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
 use crate::runtime::buffer::BufferAccess;
-use crate::runtime::driver::{BegunShort, BlockingCollective, DrivenCore as _, Submission, send_wake_frames};
+use crate::runtime::driver::{BegunShort, DrivenCore as _, Submission, send_wake_frames};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::error_feedback::CompressorCall;
 use crate::runtime::host_rounds::Patience;
@@ -46,7 +46,8 @@ impl SimulatedRank {
         if let Some(short_call) = short_call.filter(|_| self.random.random_bool(0.7)) {
             let mut memory = BufferAccess::from(bytemuck::cast_slice_mut::<_, u8>(&mut buffer));
             let wake = |peer| begun.sleeping_peers.push(peer);
-            match host_rounds.run_short(&short_call, request.site, &mut memory, (Patience::Looks(0), wake)) {
+            let patience = Patience { looks: 0, yields: false };
+            match host_rounds.run_short(&short_call, request.site, &mut memory, (patience, wake)) {
                 ShortResult::Complete => {
                     let rounds = (request.group, &mut *host_rounds);
                     send_wake_frames(&mut self.core, rounds, begun.sleeping_peers);
@@ -60,8 +61,12 @@ impl SimulatedRank {
                 ShortResult::Posted => begun.has_posted = true,
             }
         }
-        let collective = BlockingCollective::new(host_rounds, &request, (&spec, call.kernels(world)), begun);
-        self.blocking = Some(BlockingCall { call: self.next_call, collective, buffer, has_failed: false });
+        let BegunShort { has_posted, sleeping_peers } = begun;
+        let shm_operation =
+            host_rounds.add_operation((&request, None), &spec, (call.kernels(world), has_posted));
+        let (call, has_failed) = (self.next_call, false);
+        self.blocking =
+            Some(BlockingCall { call, host_rounds, shm_operation, sleeping_peers, buffer, has_failed });
         self.counts.blocking += 1;
         true
     }
@@ -112,15 +117,17 @@ impl SimulatedRank {
         }
         let pattern = Pattern { group: call.group as u32, source: Some(from), tag: Some(0) };
         let mut received = vec![0.0; call.count];
-        let target = bytemuck::cast_slice_mut(&mut received);
         // Without looks, a part of a message of several entries comes later.
         let looks = self.random.random_range(0..3);
         let known_time = Some(now).filter(|_| self.random.random());
-        let mut result =
-            link_driver.try_receive_directly(&request, (pattern, from), (&mut *target, looks), known_time);
+        let mut receive = |has_begun: bool| {
+            let target = (bytemuck::cast_slice_mut(&mut received), looks, has_begun);
+            self.core.link_driver.receive_directly(&request, (pattern, from), target, known_time)
+        };
+        let mut result = receive(false);
         self.counts.divided_messages += u64::from(matches!(result, DirectReceive::Begun));
         while matches!(result, DirectReceive::Begun) && self.random.random_bool(0.9) {
-            result = link_driver.continue_receive(from, target, known_time);
+            result = receive(true);
         }
         match result {
             DirectReceive::Received(envelope) => {
@@ -130,7 +137,7 @@ impl SimulatedRank {
                 DirectMessage::Ended
             }
             DirectReceive::Begun => {
-                link_driver.interrupt_receive(from, target);
+                self.core.link_driver.interrupt_receive(from, bytemuck::cast_slice(&received));
                 DirectMessage::NeedsOperation
             }
             DirectReceive::NotYet => DirectMessage::NotYet,

@@ -153,9 +153,7 @@ impl DrivenCore for SimCore {
     type OpId = usize;
     type Deferred = Vec<DropsWithLock>;
 
-    fn check_before_locking() {}
-
-    fn record_locked() {}
+    fn begin_locking() {}
 
     fn take_deferred(&mut self) -> Vec<DropsWithLock> {
         mem::take(&mut self.deferred)

@@ -46,8 +46,6 @@ impl SimOperation {
 pub(super) enum ThreadAction {
     /// Runs an operation, and waits for it.
     Block(usize),
-    /// Executes a collective in shared memory without the core, and waits for a post.
-    BlockOnPost(usize),
     Submit(usize, AfterSubmit),
     /// Submits two operations, waits until any of them has ended, and drops the handles.
     WaitAny([usize; 2]),
@@ -129,12 +127,7 @@ fn random_action(random: &mut StdRng, has_clock: bool, operations: &mut Vec<SimO
         operations.len() - 1
     };
     match random.random_range(0..8) {
-        0..2 => ThreadAction::Block(operation(random)),
-        2 => {
-            let id = operation(random);
-            operations[id].ending = SimEnding::Post;
-            ThreadAction::BlockOnPost(id)
-        }
+        0..3 => ThreadAction::Block(operation(random)),
         3 => ThreadAction::WaitAny([operation(random), operation(random)]),
         _ => {
             let id = operation(random);
