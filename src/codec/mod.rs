@@ -9,7 +9,7 @@
     reason = "a loop is compiled for a vector unit only if all functions that it calls are inlined"
 )]
 
-mod auto_choice;
+pub(crate) mod auto_choice;
 mod blocks;
 mod fp8;
 mod half_floats;
@@ -23,8 +23,6 @@ mod vectorised;
 
 use half::{bf16, f16};
 
-pub(crate) use self::auto_choice::AutoChoice;
-pub use self::auto_choice::AutoReport;
 use self::blocks::BlockCodec;
 use self::fp8::{E4M3, E5M2, Fp8};
 use self::half_floats::HalfFloats;

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::codec::{AutoChoice, AutoReport, Compression};
+use crate::codec::Compression;
+use crate::codec::auto_choice::{AutoChoice, AutoReport};
 use crate::engine::Timestamp;
 use crate::runtime::error::Error;
 use crate::runtime::error_feedback::{CompressorState, ErrorMemory};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Group;
-use super::join::start_group;
+use super::join::{start_error, start_group};
 use super::options::{JoinOptions, OPERATION_TIMEOUT};
 use super::state::{Origin, SharedJob};
 use super::streams::Streams;
@@ -67,7 +67,7 @@ impl Group {
         epoch: Instant,
     ) -> Result<TcpTransport, StartError> {
         let refused_queue = |source| StartError::System { what: "an event queue", source };
-        let id = self.broadcast_object(&rand::random::<u64>(), Rank::ZERO)?;
+        let id = self.broadcast_object(&rand::random::<u64>(), Rank::ZERO).map_err(start_error)?;
         let group = IsolatedGroup { id, members: Arc::clone(&self.members) };
         let core = || job.driver.core();
         let created =
@@ -104,7 +104,7 @@ impl Group {
 
     /// Returns an error if any rank has one.
     fn check_all(&mut self, own: &Result<(), String>) -> Result<(), StartError> {
-        let results = self.all_gather_object(own)?;
+        let results = self.all_gather_object(own).map_err(start_error)?;
         results.into_iter().collect::<Result<(), String>>().map_err(StartError::Isolated)
     }
 

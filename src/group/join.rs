@@ -191,19 +191,17 @@ fn run_setup(
     let result = set_up(group);
     group.id = id;
     group.timeout = timeout;
-    Ok(result?)
+    result.map_err(start_error)
 }
 
-impl From<Error> for StartError {
-    fn from(error: Error) -> Self {
-        match error.cause() {
-            Some(Cause::PeerLost { rank, host, seen_by, detail }) => {
-                let detail = format!("its connection to rank {seen_by} failed: {detail}");
-                Self::PeerLost { rank: *rank, host: host.clone(), detail }
-            }
-            Some(cause) => Self::Failed(cause.clone()),
-            None => Self::Refused(error.to_string()),
+pub(super) fn start_error(error: Error) -> StartError {
+    match error.cause() {
+        Some(Cause::PeerLost { rank, host, seen_by, detail }) => {
+            let detail = format!("its connection to rank {seen_by} failed: {detail}");
+            StartError::PeerLost { rank: *rank, host: host.clone(), detail }
         }
+        Some(cause) => StartError::Failed(cause.clone()),
+        None => StartError::Refused(error.to_string()),
     }
 }
 

@@ -32,7 +32,7 @@ mod tune;
 mod verb_plans;
 pub mod verbs;
 
-pub use crate::codec::AutoReport;
+pub use crate::codec::auto_choice::AutoReport;
 pub use crate::engine::SendMode;
 #[cfg(feature = "train")]
 pub use crate::observe::timeline_report::TimelineReport;

@@ -21,7 +21,7 @@ pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 }
 
 /// Let d = rank - root (modulo n). The parent of d is d without its lowest set bit. The children of d are d + p for each power of
-/// two p below the lowest set bit of d. For example, 12 has the parent 8 and the children 13 and 14.
+/// two p below the lowest set bit of d, if d + p is less than n. For example, 12 has the parent 8 and the children 13 and 14.
 fn binomial_tree(world: WorldSize, rank: Rank, root: Rank) -> TreeNeighbours {
     let distance = world.rank_before(rank, root.get()).get();
     let parent = (distance != 0).then(|| world.rank_after(root, distance & (distance - 1)));
