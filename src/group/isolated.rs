@@ -67,7 +67,8 @@ impl Group {
         epoch: Instant,
     ) -> Result<TcpTransport, StartError> {
         let refused_queue = |source| StartError::System { what: "an event queue", source };
-        let id = self.broadcast_object(&rand::random::<u64>(), Rank::ZERO).map_err(start_error)?;
+        let id =
+            self.broadcast_object(&rand::random::<u64>(), Rank::ZERO).map_err(|error| start_error(&error))?;
         let group = IsolatedGroup { id, members: Arc::clone(&self.members) };
         let core = || job.driver.core();
         let created =
@@ -104,7 +105,7 @@ impl Group {
 
     /// Returns an error if any rank has one.
     fn check_all(&mut self, own: &Result<(), String>) -> Result<(), StartError> {
-        let results = self.all_gather_object(own).map_err(start_error)?;
+        let results = self.all_gather_object(own).map_err(|error| start_error(&error))?;
         results.into_iter().collect::<Result<(), String>>().map_err(StartError::Isolated)
     }
 

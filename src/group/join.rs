@@ -191,10 +191,10 @@ fn run_setup(
     let result = set_up(group);
     group.id = id;
     group.timeout = timeout;
-    result.map_err(start_error)
+    result.map_err(|error| start_error(&error))
 }
 
-pub(super) fn start_error(error: Error) -> StartError {
+pub(super) fn start_error(error: &Error) -> StartError {
     match error.cause() {
         Some(Cause::PeerLost { rank, host, seen_by, detail }) => {
             let detail = format!("its connection to rank {seen_by} failed: {detail}");
