@@ -86,7 +86,7 @@ impl Group {
         {
             let (request, spec_and_kernels) = (&call.request, (&call.spec, call.kernels.clone()));
             self.host_rounds =
-                job.driver.run_in_shared_memory(rounds, request, spec_and_kernels, (bytes, begun))?;
+                job.driver.run_in_shared_memory(rounds, *request, spec_and_kernels, (bytes, begun))?;
             return Ok(());
         }
         if self.job.is_none() {

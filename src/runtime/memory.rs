@@ -215,7 +215,15 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_exceeds_the_memory_is_refused() {
+    fn a_message_that_does_not_fit_gets_new_memory() {
+        for (count, fits) in [(0, true), (2, true), (3, false)] {
+            let mut memory = Memory::owned(vec![7u16, 7]).or_allocated_for::<u16>(usize::MAX);
+            assert!(memory.allocate_for_message(count, 2));
+            // Only the first call allocates memory.
+            assert!(memory.allocate_for_message(5, 2));
+            let elements: Vec<u16> = memory.into_owned().unwrap();
+            assert_eq!(elements, if fits { vec![7, 7] } else { vec![0; 3] });
+        }
         let mut memory = Memory::owned(vec![7u16]).or_allocated_for::<u16>(usize::MAX);
         assert!(!memory.allocate_for_message(usize::MAX, 2));
     }

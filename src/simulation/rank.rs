@@ -50,6 +50,8 @@ pub(crate) struct SimulatedRank {
     pub(crate) dropped: BTreeMap<OpId, usize>,
     /// The collective that the rank executes itself.
     pub(crate) blocking: Option<BlockingCall>,
+    /// The last such collective that the core has adopted.
+    pub(crate) adopted: Option<OpId>,
     /// The rounds of groups that have taken them back from the core.
     pub(crate) rounds: BTreeMap<u32, Box<HostRounds<SimMemory>>>,
     /// The groups that were dropped.
@@ -239,6 +241,7 @@ impl SimulatedRank {
             if self.is_computing(now) {
                 return true;
             }
+            self.take_back_blocking_call(now);
             let was_blocking = self.blocking.is_some();
             if !self.continue_blocking_call(now, compute_max) {
                 return false;
@@ -295,6 +298,32 @@ impl SimulatedRank {
         }
     }
 
+    /// Takes the collective that the core has adopted back, if the rank can go on and runs no other call of the group.
+    fn take_back_blocking_call(&mut self, now: Timestamp) {
+        let Some((id, &call)) = self.adopted.and_then(|id| Some((id, self.running.get(&id)?))) else {
+            return;
+        };
+        let calls_of_group = self
+            .running
+            .values()
+            .chain(self.dropped.values())
+            .filter(|&&other| self.program[other].group == self.program[call].group);
+        if calls_of_group.count() > 1 || self.blocking.is_some() || self.random.random_bool(0.3) {
+            return;
+        }
+        let Some((host_rounds, shm_operation, memory)) = self.core.take_back(id, now) else { return };
+        self.running.remove(&id);
+        let buffer = memory.into_owned().expect("the operation had the elements of the call");
+        self.blocking = Some(BlockingCall {
+            call,
+            host_rounds,
+            shm_operation,
+            sleeping_peers: Vec::new(),
+            buffer,
+            has_failed: false,
+        });
+    }
+
     /// Continues the collective that the rank executes itself. Returns false if the rank polls the collective again before it
     /// does anything else.
     fn continue_blocking_call(&mut self, now: Timestamp, compute_max: Duration) -> bool {
@@ -322,9 +351,10 @@ impl SimulatedRank {
             }
             Ok(Poll::Pending) => {
                 let BlockingCall { host_rounds, shm_operation, buffer, .. } = blocking;
-                let operation = (shm_operation, Memory::owned(buffer));
-                let id = self.core.adopt(now, call.to_begin(OPERATION_TIMEOUT), host_rounds, operation, None);
+                let operation = (host_rounds, shm_operation, Memory::owned(buffer));
+                let id = self.core.adopt(now, call.to_begin(OPERATION_TIMEOUT), operation, None);
                 self.running.insert(id, blocking.call);
+                self.adopted = Some(id);
             }
             Err(failure) => {
                 fail_because(&mut self.core.link_driver.engine, group, host_rounds, &failure);

@@ -263,6 +263,7 @@ impl Scenario {
             running: BTreeMap::new(),
             dropped: BTreeMap::new(),
             blocking: None,
+            adopted: None,
             rounds: BTreeMap::new(),
             retired: BTreeSet::new(),
             running_max: self.running_max,

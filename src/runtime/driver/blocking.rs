@@ -1,5 +1,5 @@
 //! Collectives in shared memory that their callers execute, without a lock. A caller that waits for other ranks looks at their
-//! posts for a short time. Then it hands the collective over to the core, and waits as for any other operation of the core.
+//! posts for a short time. Then the core has the collective until the others have posted, and the caller sleeps.
 
 use std::mem;
 use std::sync::atomic::Ordering;
@@ -11,10 +11,10 @@ use super::Driver;
 use super::core::Core;
 use super::core_lock::PollProgress;
 use super::shared::DriverShared;
-use super::tasks::{BegunShort, operation_start};
+use super::tasks::{AdoptedOperation, BegunShort, operation_start};
 use super::threads::ThreadedDriver as _;
 use crate::engine::{Engine, OperationRequest};
-use crate::observe::event::{Direction, EventStatus};
+use crate::observe::event::{Direction, EventNumber, EventStatus};
 use crate::observe::training_thread::{SpanKind, span};
 use crate::reduce::Kernels;
 use crate::runtime::buffer::BufferAccess;
@@ -25,7 +25,7 @@ use crate::runtime::link_io::FUNCTION_PANICKED;
 use crate::runtime::measurements::{OperationTimer, ProfilePart, SHORT_BYTES};
 use crate::runtime::memory;
 use crate::schedule::CollectiveSpec;
-use crate::shm::{RoundsMemory, pause_between_looks};
+use crate::shm::{RoundsMemory, Segment, pause_between_looks};
 use crate::transport::SocketTransport;
 use crate::types::Rank;
 
@@ -115,9 +115,9 @@ impl Driver {
     pub(crate) fn run_in_shared_memory(
         &self,
         mut host_rounds: Box<HostRounds>,
-        request: &OperationRequest,
+        mut request: OperationRequest,
         (spec, kernels): (&CollectiveSpec, Option<Kernels>),
-        (mut memory, begun): (BufferAccess<'_>, BegunShort),
+        (memory, begun): (BufferAccess<'_>, BegunShort),
     ) -> Result<Option<Box<HostRounds>>, Error> {
         let shared = &self.shared;
         if shared.has_failed.load(Ordering::Acquire) {
@@ -125,49 +125,76 @@ impl Driver {
         }
         let event = shared.meter.recorder().map(|recorder| {
             let now = recorder.now();
-            let event = recorder.submit(&operation_start(request, Direction::Collective, now));
+            let event = recorder.submit(&operation_start(&request, Direction::Collective, now));
             recorder.begin(event, now);
             event
         });
-        let span = event.map(|_| span(SpanKind::Wait));
+        let _span = event.map(|_| span(SpanKind::Wait));
         let BegunShort { has_posted, mut sleeping_peers } = begun;
-        let mut shm_operation = host_rounds.add_operation((request, None), spec, (kernels, has_posted));
+        let mut shm_operation = host_rounds.add_operation((&request, None), spec, (kernels, has_posted));
         let mut timer = OperationTimer::new(shm_operation.sequence(), memory.len(), SHORT_BYTES);
-        let result = loop {
-            let poll = host_rounds.poll(&mut shm_operation, &mut memory, |rank| sleeping_peers.push(rank));
-            if !sleeping_peers.is_empty() {
-                self.wake_peers((request.group, &mut host_rounds), mem::take(&mut sleeping_peers));
-            }
-            match poll {
-                Ok(Poll::Ready(())) => break Ok(Some(host_rounds)),
-                Ok(Poll::Pending) => {}
-                Err(failure) => {
-                    let mut core = shared.lock();
-                    fail_because(&mut core.link_driver.engine, request.group, &mut host_rounds, &failure);
-                    let error = shared.fail(core);
-                    // The other ranks must not access the buffer any more.
-                    host_rounds.stop_exposing(&shm_operation, &memory);
-                    break Err(error);
+        let mut has_core_ended = false;
+        let result = memory::lend(memory, |mut memory| {
+            loop {
+                let wake = |rank| sleeping_peers.push(rank);
+                let poll = host_rounds.poll(&mut shm_operation, &mut memory.access(), wake);
+                if !sleeping_peers.is_empty() {
+                    self.wake_peers((request.group, &mut host_rounds), mem::take(&mut sleeping_peers));
+                }
+                match poll {
+                    Ok(Poll::Ready(())) => break Ok(Some(host_rounds)),
+                    Ok(Poll::Pending) => {}
+                    Err(failure) => {
+                        let mut core = shared.lock();
+                        fail_because(&mut core.link_driver.engine, request.group, &mut host_rounds, &failure);
+                        let error = shared.fail(core);
+                        // The other ranks must not access the buffer any more.
+                        host_rounds.stop_exposing(&shm_operation, &memory.access());
+                        break Err(error);
+                    }
+                }
+                let is_ready = || host_rounds.is_ready(&shm_operation);
+                if shared.meter.time(ProfilePart::Wait, || shared.spin_until(&mut timer, is_ready)) {
+                    continue;
+                }
+                match self.wait_for_posts(&mut request, (host_rounds, shm_operation, memory), event) {
+                    Ok(Some(adopted)) => (host_rounds, shm_operation, memory) = adopted,
+                    ended => {
+                        has_core_ended = true;
+                        break ended.map(|_| self.core().take_rounds(request.group));
+                    }
                 }
             }
-            let is_ready = || host_rounds.is_ready(&shm_operation);
-            if shared.meter.time(ProfilePart::Wait, || shared.spin_until(&mut timer, is_ready)) {
-                continue;
-            }
-            drop(span);
+        });
+        if has_core_ended {
             shared.shm_counters.count_time(&timer);
-            return memory::lend(memory, |memory| {
-                let (mut core, now) = (shared.lock(), shared.now());
-                let id = core.adopt(now, *request, host_rounds, (shm_operation, memory), event);
-                self.wait_for_borrowed(core, id, now).unwrap_or(Err(Error::Taken))?;
-                Ok(self.core().take_rounds(request.group))
-            });
-        };
+            return result;
+        }
         if let (Some(recorder), Some(event)) = (shared.meter.recorder(), event) {
             recorder.finish(event, if result.is_ok() { EventStatus::Completed } else { EventStatus::Failed });
         }
         shared.shm_counters.count(&timer, result.is_ok());
         result
+    }
+
+    /// Lets the core have an operation until the other ranks have posted. Returns `None` if the core has ended the operation.
+    fn wait_for_posts(
+        &self,
+        request: &mut OperationRequest,
+        operation: AdoptedOperation<Segment>,
+        event: Option<EventNumber>,
+    ) -> Result<Option<AdoptedOperation<Segment>>, Error> {
+        let (mut core, now) = (self.shared.lock(), self.shared.now());
+        *request = request.begun(now);
+        let id = core.adopt(now, *request, operation, event);
+        let find = |core: &mut Core| match core.take_back(id, self.shared.now()) {
+            Some(operation) => Some(Ok(Some(operation))),
+            None => Some(core.results.remove(&id)?.map(|_| None)),
+        };
+        let found = self.wait_with_interrupts(core, now, |core, _, until| {
+            self.shared.drive_until(core, &[], until, find).2
+        });
+        found.unwrap_or(Err(Error::Taken))
     }
 
     /// Wakes sleeping peers at once, because this thread may not poll the link driver for a while.

@@ -119,18 +119,14 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         if let (Some(recorder), Some(event)) = (self.recorder(), event) {
             recorder.begin(event, recorder.now());
         }
-        self.activate(id, now, event);
-        if !is_awaited {
-            self.background.insert(id);
-        }
-        Some(id)
-    }
-
-    pub(super) fn activate(&mut self, id: OpId, now: Timestamp, event: Option<EventNumber>) {
         self.recorded.extend(event.map(|event| (id, event)));
         self.active_ids.insert(id);
         self.busy_since.get_or_insert(now);
         self.shm_counters.does_core_count.store(true, Ordering::Relaxed);
+        if !is_awaited {
+            self.background.insert(id);
+        }
+        Some(id)
     }
 
     fn recorder(&self) -> Option<&Arc<Recorder>> {
@@ -256,7 +252,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         }
     }
 
-    fn deactivate(&mut self, id: OpId, now: Timestamp, status: EventStatus) {
+    pub(super) fn deactivate(&mut self, id: OpId, now: Timestamp, status: EventStatus) {
         let event = self.recorded.remove(&id);
         if let (Some(recorder), Some(event)) = (self.recorder(), event) {
             recorder.finish(event, status);

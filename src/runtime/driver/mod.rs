@@ -176,15 +176,28 @@ impl Driver {
     /// `started` is the time since which the caller has waited.
     pub(crate) fn wait_for_borrowed<'a>(
         &'a self,
-        mut core: LockedCore<'a>,
+        core: LockedCore<'a>,
         id: OpId,
-        mut started: Timestamp,
+        started: Timestamp,
     ) -> Option<Result<OperationOutput, Error>> {
+        self.wait_with_interrupts(core, started, |core, started, until| {
+            self.shared.wait(core, id, started, until)
+        })
+    }
+
+    /// Calls `wait` until it returns a value. Between the calls, checks whether the program has been interrupted, and aborts the job
+    /// if it has.
+    fn wait_with_interrupts<'a, R>(
+        &'a self,
+        mut core: LockedCore<'a>,
+        mut started: Timestamp,
+        mut wait: impl FnMut(LockedCore<'a>, Timestamp, Option<Timestamp>) -> Option<R>,
+    ) -> Option<R> {
         loop {
             let until = self.shared.interrupt.map(|_| started + INTERRUPT_CHECK_INTERVAL);
-            let result = self.shared.wait(core, id, started, until);
-            if result.is_some() || until.is_none() {
-                return result;
+            let found = wait(core, started, until);
+            if found.is_some() || until.is_none() {
+                return found;
             }
             if let Some(why) = self.shared.check_interrupt() {
                 self.abort(why);

@@ -110,10 +110,6 @@ impl DriverShared {
         until: Option<Timestamp>,
     ) -> Option<Result<OperationOutput, Error>> {
         self.wait_and_count(core, &[id], started, until, |core| {
-            // A rank that has posted may have left already. Its post counts, so look for it before reading that it has left.
-            if core.is_running() && core.link_driver.engine.failure().is_none() {
-                core.poll_shm_operation(id, self.now());
-            }
             let result = core.results.remove(&id)?;
             if result.as_ref().is_ok_and(|output| output.envelope.is_some()) {
                 core.poll_time.record_received_message();

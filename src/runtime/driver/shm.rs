@@ -7,12 +7,11 @@ use std::task::Poll;
 
 use super::blocking::{fail_because, record_calls};
 use super::core::Core;
-use super::tasks::{AwaitedPosts, ShmTask};
+use super::tasks::{AdoptedOperation, AwaitedPosts, ShmTask};
 use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
-use crate::observe::event::EventNumber;
+use crate::observe::event::{EventNumber, EventStatus};
 use crate::reduce::Kernels;
 use crate::runtime::host_rounds::HostRounds;
-use crate::runtime::host_rounds::operation::ShmOperation;
 use crate::runtime::memory::Memory;
 use crate::schedule::CollectiveSpec;
 use crate::shm::RoundsMemory;
@@ -52,26 +51,45 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(id)
     }
 
-    /// Goes on with an operation that its caller has executed, and for which the caller now waits.
+    /// Takes over an operation that its caller has executed, while the caller waits for the posts of other ranks. After a failure
+    /// of the job, the operation fails when the core is polled.
     pub(crate) fn adopt(
         &mut self,
         now: Timestamp,
         request: OperationRequest,
-        mut host_rounds: Box<HostRounds<M>>,
-        (shm_operation, memory): (ShmOperation, Memory),
+        (mut host_rounds, shm_operation, memory): AdoptedOperation<M>,
         event: Option<EventNumber>,
     ) -> OpId {
         let engine = &mut self.link_driver.engine;
         record_calls(engine, request.group, &mut host_rounds);
-        // If the job has failed, the operation fails when the core is polled.
         let begun = engine.begin_external(now, request, shm_operation.sequence());
         let id = begun.unwrap_or_else(|_| engine.new_id());
         let key = (request.group, 0);
         let spun_round = Some(host_rounds.awaited_round_and_ranks(&shm_operation).0);
         self.rounds.insert(key, host_rounds);
         self.shm_tasks.insert(id, ShmTask { key, shm_operation, memory, spun_round });
-        self.activate(id, now, event);
+        self.recorded.extend(event.map(|event| (id, event)));
+        self.active_ids.insert(id);
         id
+    }
+
+    /// Returns an operation that [`Core::adopt`] has taken over to its caller, if the caller can go on: the other ranks have
+    /// posted, or the core has executed a round. No other operation may use its rounds.
+    pub(crate) fn take_back(&mut self, id: OpId, now: Timestamp) -> Option<AdoptedOperation<M>> {
+        let task = self.shm_tasks.get(&id).filter(|_| self.link_driver.engine.failure().is_none())?;
+        let host_rounds = self.rounds.get(&task.key)?;
+        let (round, _) = host_rounds.awaited_round_and_ranks(&task.shm_operation);
+        if task.spun_round == Some(round) && !host_rounds.is_ready(&task.shm_operation) {
+            return None;
+        }
+        let ShmTask { key, shm_operation, memory, .. } = self.shm_tasks.remove(&id)?;
+        let host_rounds = self.rounds.remove(&key)?;
+        host_rounds.rounds.mark_awake();
+        self.link_driver.engine.end_external(id);
+        // The record of the operation goes on.
+        self.recorded.remove(&id);
+        self.deactivate(id, now, EventStatus::Completed);
+        Some((host_rounds, shm_operation, memory))
     }
 
     /// Returns the rounds that a group has handed over, if no operation uses them.
@@ -161,10 +179,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             self.link_driver.engine.set_awaited_ranks(id, host_rounds.awaited_ranks(shm_operation));
             // A peer that wakes this rank clears the sleep flag. The operation may wait for more peers.
             host_rounds.rounds.mark_asleep();
-            if host_rounds.is_ready(shm_operation) {
-                host_rounds.rounds.mark_awake();
-                is_ready = true;
-            }
+            is_ready |= host_rounds.is_ready(shm_operation);
         }
         is_ready
     }

@@ -7,6 +7,7 @@ use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
 use crate::observe::event::{Direction, OperationStart};
 use crate::reduce::Kernels;
 use crate::runtime::encoding::{EncodedBlock, Encoding};
+use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::host_rounds::operation::ShmOperation;
 use crate::runtime::memory::{Memory, SplitBuffer};
 use crate::schedule::Schedule;
@@ -72,6 +73,9 @@ pub(super) struct ShmTask {
     /// The round for which a thread has waited without sleeping. The next wait for this round sleeps at once.
     pub(super) spun_round: Option<u64>,
 }
+
+/// An operation in shared memory that its caller executes, with its rounds and its buffer.
+pub(crate) type AdoptedOperation<M> = (Box<HostRounds<M>>, ShmOperation, Memory);
 
 /// The posts of a round in shared memory for which an operation waits.
 pub(super) struct AwaitedPosts<M = Segment> {
