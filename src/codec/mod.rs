@@ -11,6 +11,7 @@
 
 pub(crate) mod auto_choice;
 mod blocks;
+pub(crate) mod error_feedback;
 mod fp8;
 mod half_floats;
 mod integers;

@@ -5,7 +5,7 @@ use super::handle::Handle;
 use super::verbs::AllReduce;
 use super::{Error, Group, at};
 use crate::codec::Compression;
-use crate::runtime::error_feedback::mix;
+use crate::codec::error_feedback::mix;
 use crate::types::{ReduceOp, Site};
 
 /// The largest number of elements with which the ranks measure the error of a codec.

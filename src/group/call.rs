@@ -2,11 +2,11 @@
 
 use super::compressor::{CallTimer, Compressor};
 use crate::codec::Compression;
+use crate::codec::error_feedback::ResultAddition;
 use crate::engine::OperationRequest;
 use crate::reduce::{self, Kernels};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::error::Error;
-use crate::runtime::error_feedback::ResultAddition;
 use crate::runtime::host_rounds::short::ShortCall;
 use crate::schedule::CollectiveSpec;
 use crate::types::{

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::codec::Compression;
 use crate::codec::auto_choice::{AutoChoice, AutoReport};
+use crate::codec::error_feedback::{CompressorState, ErrorMemory};
 use crate::engine::Timestamp;
 use crate::runtime::error::Error;
-use crate::runtime::error_feedback::{CompressorState, ErrorMemory};
 
 /// A compression, and the memory that it needs for one buffer that is reduced again and again, such as a bucket of gradients.
 ///

@@ -33,6 +33,7 @@ mod verb_plans;
 pub mod verbs;
 
 pub use crate::codec::auto_choice::AutoReport;
+pub use crate::codec::error_feedback::CompressorState;
 pub use crate::engine::SendMode;
 #[cfg(feature = "train")]
 pub use crate::observe::timeline_report::TimelineReport;
@@ -40,7 +41,6 @@ pub use crate::rendezvous::{Checksums, JoinMethod};
 pub use crate::runtime::buffer::{Buffer, Input, OwnedBuffer};
 pub use crate::runtime::driver::Interrupt;
 pub use crate::runtime::error::{Error, Status};
-pub use crate::runtime::error_feedback::CompressorState;
 pub use crate::runtime::measurements::{LinkBytes, Profile, Spent, Statistics};
 pub(crate) use crate::shm::HandoverBuffer;
 pub use crate::wire::Cause;

@@ -6,13 +6,13 @@ use super::call::Call;
 use super::handle::Handle;
 use super::selection::AlgorithmSelection;
 use super::{Error, Group, OwnedBuffer};
+use crate::codec::error_feedback::CompressorCall;
 use crate::codec::{self, Compression};
 use crate::engine::OperationRequest;
 use crate::reduce;
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::driver::{BegunShort, OperationOutput, Submission};
 use crate::runtime::encoding::Encoding;
-use crate::runtime::error_feedback::CompressorCall;
 use crate::runtime::memory::Memory;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::topology::{Medium, Topology};
@@ -207,7 +207,9 @@ impl Group {
         // In a hierarchy, a rank encodes only a slice of the buffer.
         let encodes_everything = encoder.is_some() && call.request.contract.algorithm == Algorithm::Direct;
         let (compressor_call, addition) = match &compressor.memory {
-            Some(memory) => memory.begin_call(compression, elements, encodes_everything)?,
+            Some(memory) => {
+                memory.begin_call(compression, elements, encodes_everything).map_err(Error::Compression)?
+            }
             None => (CompressorCall::without_memory(self.compressed_calls), None),
         };
         call.addition = addition;

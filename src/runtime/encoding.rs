@@ -6,8 +6,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::error_feedback::{CompressorCall, mix};
 use super::memory::Memory;
+use crate::codec::error_feedback::{CompressorCall, mix};
 use crate::codec::{Codec, DecodeError, RandomKeys, finite_or_zero};
 use crate::reduce::Kernels;
 use crate::schedule::two_step::{ExchangedChunk, ExchangedSlice, TwoStepExchange};

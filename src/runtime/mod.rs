@@ -8,7 +8,6 @@ pub(crate) mod deferred_drop;
 pub(crate) mod driver;
 pub(crate) mod encoding;
 pub(crate) mod error;
-pub(crate) mod error_feedback;
 pub(crate) mod failure_report;
 mod gathering;
 pub(crate) mod host_rounds;

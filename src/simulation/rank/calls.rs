@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{BlockingCall, DirectMessage, OPERATION_TIMEOUT, SimulatedRank};
+use crate::codec::error_feedback::CompressorCall;
 use crate::codec::{Codec, DecodeError, RandomKeys};
 use crate::engine::{OpId, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::driver::{BegunShort, DrivenCore as _, Submission, send_wake_frames};
 use crate::runtime::encoding::Encoding;
-use crate::runtime::error_feedback::CompressorCall;
 use crate::runtime::host_rounds::Patience;
 use crate::runtime::host_rounds::short::ShortResult;
 use crate::runtime::link_driver::direct::DirectReceive;

@@ -7,8 +7,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::error::Error;
-use crate::codec::Compression;
+use super::Compression;
 use crate::types::counted;
 
 /// What a [`Compressor`](crate::Compressor) remembers.
@@ -45,14 +44,14 @@ impl ErrorMemory {
 
     /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements. But with error feedback,
     /// if this rank `encodes_everything`, the encoding adds them to each chunk while the chunk is in the processor's caches.
-    /// Returns the use of the memory by this call, and with EF21 what to do with the result. Returns [`Error::Compression`] if
-    /// the last call had a buffer of another length, has not ended, or was not waited for.
+    /// Returns the use of the memory by this call, and with EF21 what to do with the result. Returns what is wrong if the last
+    /// call had a buffer of another length, has not ended, or was not waited for.
     pub(crate) fn begin_call(
         &self,
         compression: Compression,
         elements: &mut [f32],
         encodes_everything: bool,
-    ) -> Result<(CompressorCall, Option<ResultAddition>), Error> {
+    ) -> Result<(CompressorCall, Option<ResultAddition>), String> {
         let mut errors = self.lock();
         let SharedErrors { state, seed, is_in_use, input, lacks_result } = &mut *errors;
         let CompressorState { residual, result, calls } = state;
@@ -63,16 +62,16 @@ impl ErrorMemory {
                 "the compressor lacks the result of its last call, which failed or was not waited for; wait for each call, and \
                  after a failure create a new compressor or set its state"
             };
-            return Err(Error::Compression(text.into()));
+            return Err(text.into());
         }
         for kept in [residual.len(), result.len()] {
             if kept != 0 && kept != elements.len() {
-                return Err(Error::Compression(format!(
+                return Err(format!(
                     "the compressor keeps the errors of a buffer of {}, but this buffer has {}; use one compressor for each \
                      buffer",
                     counted(kept, "element"),
                     elements.len()
-                )));
+                ));
             }
         }
         let keeps_result = compression.adds_last_result();
