@@ -61,7 +61,7 @@ impl Group {
     /// Allocates a buffer of `count` zeros. If the group's ranks share memory, all ranks can access the buffer. It is ordinary
     /// memory in a world of one rank, over TCP, and if any rank cannot create shared memory.
     ///
-    /// All ranks have to call this collective (`MPI_Win_allocate_shared`), which costs two all-gathers of a few words, so allocate
+    /// All ranks have to call this collective (`MPI_Win_allocate_shared`). It costs two all-gathers of a few words, so allocate
     /// once and use the buffer often. Counts and element types may differ. An all-reduce runs in place, without copies, if all
     /// ranks pass a shared buffer or a part of one, not necessarily the same part. The results have the same bits as with
     /// ordinary memory. All other operations treat the buffer as ordinary memory.

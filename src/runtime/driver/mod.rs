@@ -185,8 +185,7 @@ impl Driver {
         })
     }
 
-    /// Calls `wait` until it returns a value. Between the calls, checks whether the program has been interrupted, and aborts the job
-    /// if it has.
+    /// Calls `wait` until it returns a value. Between the calls, aborts the job if the program has been interrupted.
     fn wait_with_interrupts<'a, R>(
         &'a self,
         mut core: LockedCore<'a>,
