@@ -259,7 +259,9 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         }
         self.active_ids.remove(&id);
         self.background.remove(&id);
-        if self.active_ids.is_empty()
+        // A caller counts the time of its own operation.
+        let is_adopted = |id| self.shm_tasks.get(id).is_some_and(|task| task.spun_round.is_some());
+        if self.active_ids.iter().all(is_adopted)
             && let Some(since) = self.busy_since.take()
         {
             self.statistics.communication += now.saturating_sub(since);
@@ -314,7 +316,7 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
         // The failure may have been detected in shared memory, after the link driver was polled.
         if self.link_driver.engine.failure().is_some() {
             self.notify_until = Some(now + NOTIFY_TIMEOUT);
-            return PollProgress::Busy;
+            return PollProgress::Progress;
         }
         match can_move_more || has_begun {
             _ if is_progress => PollProgress::Progress,

@@ -64,6 +64,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         record_calls(engine, request.group, &mut host_rounds);
         let begun = engine.begin_external(now, request, shm_operation.sequence());
         let id = begun.unwrap_or_else(|_| engine.new_id());
+        engine.set_awaited_ranks(id, host_rounds.awaited_ranks(&shm_operation));
         let key = (request.group, 0);
         let spun_round = Some(host_rounds.awaited_round_and_ranks(&shm_operation).0);
         self.rounds.insert(key, host_rounds);

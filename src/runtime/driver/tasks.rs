@@ -70,7 +70,7 @@ pub(super) struct ShmTask {
     pub(super) key: RoundsKey,
     pub(super) shm_operation: ShmOperation,
     pub(super) memory: Memory,
-    /// The round for which a thread has waited without sleeping. The next wait for this round sleeps at once.
+    /// The round for which the caller of an adopted operation has waited without sleeping. `None` for other operations.
     pub(super) spun_round: Option<u64>,
 }
 
