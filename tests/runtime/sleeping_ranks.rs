@@ -1,6 +1,7 @@
 //! Messages to ranks that have fallen asleep, and from ranks that sleep because they cannot send more. A lost wake-up would make
 //! a rank wait until its deadline.
 
+use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -8,6 +9,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use crate::util::ranks::TestTransport;
+use ringtrain::verbs::Broadcast;
 use ringtrain::{Group, Rank};
 
 /// A rank that sleeps for ever fails after this time.
@@ -98,8 +100,42 @@ fn a_thread_that_tests_takes_no_wake_up_from_a_thread_that_sleeps(transport: Tes
     });
 }
 
+/// A root that is late does not wait for anything, so it returns at once, and does not poll before the others have their results.
+fn a_late_root_wakes_ranks_that_sleep_before_it_returns(transport: TestTransport) {
+    let (report, reports) = mpsc::channel();
+    let reports = Mutex::new(reports);
+    transport.run(3, move |mut group| {
+        group.set_timeout(TIMEOUT);
+        for number in 0..20_u32 {
+            let mut elements = vec![if group.rank() == Rank::ZERO { number } else { 7 }; 2000];
+            if group.rank() == Rank::ZERO {
+                // Longer than ranks poll before they sleep.
+                let until = Instant::now() + Duration::from_millis(2);
+                while Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+                if number % 2 == 0 {
+                    elements =
+                        group.call(Broadcast::from(Rank::ZERO)).start(elements).unwrap().wait().unwrap();
+                } else {
+                    group.broadcast(&mut elements, Rank::ZERO).unwrap();
+                }
+                for _ in 1..3 {
+                    let wakes = reports.lock().unwrap().recv_timeout(TIMEOUT / 2);
+                    assert_eq!(wakes, Ok(number), "a rank sleeps although the root has posted");
+                }
+            } else {
+                group.broadcast(&mut elements, Rank::ZERO).unwrap();
+                report.send(number).unwrap();
+            }
+            assert_eq!(elements, [number; 2000]);
+        }
+    });
+}
+
 on_every_transport!(
     messages_wake_ranks_that_sleep,
     threads_of_a_rank_send_and_receive_while_others_sleep,
-    a_thread_that_tests_takes_no_wake_up_from_a_thread_that_sleeps
+    a_thread_that_tests_takes_no_wake_up_from_a_thread_that_sleeps,
+    a_late_root_wakes_ranks_that_sleep_before_it_returns
 );
