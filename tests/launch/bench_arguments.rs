@@ -114,7 +114,7 @@ fn a_single_rank_prints_the_table_and_writes_the_report() {
     let results = report["results"].as_array().expect("results");
     assert_eq!(results.len(), 6);
     let first = &results[0];
-    for key in ["time_us", "time_us_min", "time_us_p99", "algbw_gb_per_s", "busbw_gb_per_s"] {
+    for key in ["time_us", "time_us_mean", "time_us_min", "time_us_p99", "algbw_gb_per_s", "busbw_gb_per_s"] {
         assert!(first[key].is_f64(), "{key} in {first}");
     }
     assert_eq!(

@@ -145,25 +145,27 @@ static void measure(size_t bytes, int iterations, int warm_up) {
     if (output) memset(output, 0, (size_t)count * width());
     for (int i = 0; i < warm_up; i++) perform(buffer, output, count);
     MPI_Barrier(MPI_COMM_WORLD);
-    double used = processor_time_s(), last = now_us();
+    double mean = 0, used = processor_time_s(), last = now_us();
     for (int i = 0; i < iterations; i++) {
         perform(buffer, output, count);
         double now = now_us();
         times[i] = now - last;
         /* As in ringbench, the time of a ping_pong is half of the round trip, by the clock of rank 0. */
         if (operation == PING_PONG) times[i] *= rank == 0 ? 0.5 : 0;
+        mean += times[i] / iterations;
         last = now;
     }
     used = processor_time_s() - used;
     MPI_Allreduce(MPI_IN_PLACE, &used, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-    /* The time of an iteration is that of its slowest rank. */
+    /* The time of an iteration is that of its slowest rank. The mean is that of the slowest rank. */
+    MPI_Allreduce(MPI_IN_PLACE, &mean, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     MPI_Allreduce(MPI_IN_PLACE, times, iterations, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     unsigned long long wrong = check(buffer, output, count);
     qsort(times, (size_t)iterations, sizeof(double), ascending);
     double median = (times[(iterations - 1) / 2] + times[iterations / 2]) / 2;
     if (rank == 0)
-        printf("{\"bytes\": %zu, \"iterations\": %d, \"time_us\": %.3f, \"wrong\": %llu, \"cpu_s\": %.6f}\n", bytes,
-               iterations, median, wrong, used);
+        printf("{\"bytes\": %zu, \"iterations\": %d, \"time_us_median\": %.3f, \"time_us_mean\": %.3f, \"wrong\": %llu, "
+               "\"cpu_s\": %.6f}\n", bytes, iterations, median, mean, wrong, used);
     fflush(stdout);
     free(buffer);
     free(output);

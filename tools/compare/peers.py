@@ -56,7 +56,7 @@ class BenchmarkCase:
 @dataclasses.dataclass
 class Measurement:
     version: str
-    # For each size: time_us, iterations, wrong (the number of wrong elements), and cpu_s. cpu_s is the processor time of all
+    # For each size: time_us_mean and time_us_median, iterations, wrong (the number of wrong elements), and cpu_s. cpu_s is the processor time of all
     # ranks and iterations together, or None if it was not measured.
     rows: dict
     # False if the program was killed because it printed nothing for too long.
@@ -157,8 +157,8 @@ class Ringbench(ComparedProgram):
             raise MeasurementFailed(f"{self.name} ended with {result.code}: {result.errors.strip()[-500:]}")
         measured = json.loads(report.read_text())
         [row] = measured["results"]
-        kept = {key: row[key] for key in ("time_us", "iterations", "wrong", "transport", "algorithm") if key in row}
-        return {**kept, "cpu_s": None}, result.cpu_s, measured["environment"]
+        kept = {key: row[key] for key in ("time_us_mean", "iterations", "wrong", "transport", "algorithm") if key in row}
+        return {**kept, "time_us_median": row["time_us"], "cpu_s": None}, result.cpu_s, measured["environment"]
 
     def run_on_every_rank(self, case, command, stall_s):
         """Runs the command on every rank of a job."""

@@ -56,6 +56,7 @@ def json_document(machine, rounds, rows, names, notes, args):
         "lines": rounds.measured_line_rates(),
         "versions": {names[key]: version for key, version in rounds.versions.items()},
         "rounds": args.rounds,
+        "statistic": args.statistic,
         "ours": args.ours,
         "programs": names,
         "notes": notes,

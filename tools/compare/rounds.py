@@ -129,7 +129,15 @@ class ComparisonRounds:
         if not measurement.finished:
             self.drop_sizes(program, case, [size for size, _ in wanted if size not in measurement.rows])
         for size, row in measurement.rows.items():
-            counts[size] = self.iterations_and_time(size, row["time_us"])
+            counts[size] = self.iterations_and_time(size, self.selected_time(program, row))
+
+    def selected_time(self, program, row):
+        """Returns the time of a measured row that --statistic selects, in microseconds."""
+        time_us = row.get(f"time_us_{self.args.statistic}")
+        if time_us is None:
+            hint = "compare with --statistic median, which every version measures"
+            raise MeasurementFailed(f"{program.name} is too old: it does not report the {self.args.statistic} time; {hint}")
+        return time_us
 
     def iterations_and_time(self, size, time_us):
         """Returns the number of iterations of a size, and the time of one iteration."""
@@ -154,10 +162,11 @@ class ComparisonRounds:
         self.check_results(program, case, measurement)
         for size, row in measurement.rows.items():
             key = MeasurementKey(case.operation, case.dtype, control, case.world, size, program.key)
-            self.rows.setdefault(key, []).append({**row, "round": number})
+            time_us = self.selected_time(program, row)
+            self.rows.setdefault(key, []).append({**row, "time_us": time_us, "round": number})
             # Use the shortest time so far. If other programs disturbed the trial, its time is too long, and the number of
             # iterations that follows from it is too small.
-            counts[size] = self.iterations_and_time(size, min(counts[size][1], row["time_us"]))
+            counts[size] = self.iterations_and_time(size, min(counts[size][1], time_us))
         if not measurement.finished:
             self.record_stall(program, case, control, number, [size for size, _ in sizes if size not in measurement.rows])
 

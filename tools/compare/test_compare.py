@@ -39,7 +39,8 @@ HELP = """\
 
 
 class FakeProgram(peers.ComparedProgram):
-    """A fake program: takes `time_us` for every size, but does not finish sizes of `hangs_from` bytes or more."""
+    """A fake program: takes a mean time of `time_us` and a median time of half of it for every size, but does not finish sizes of
+    `hangs_from` bytes or more."""
 
     def __init__(self, key, time_us=10.0, wrong=0, hangs_from=None):
         self.key = self.name = key
@@ -48,9 +49,9 @@ class FakeProgram(peers.ComparedProgram):
     def measure(self, case, sizes, stall_s, cpu):
         self.calls += 1
         done = [pair for pair in sizes if self.hangs_from is None or pair[0] < self.hangs_from]
+        times = {"time_us_mean": self.time_us, "time_us_median": self.time_us / 2}
         rows = {
-            size: {"time_us": self.time_us, "iterations": count, "wrong": self.wrong, "cpu_s": 2e-6 * self.time_us * count}
-            for size, count in done
+            size: {**times, "iterations": count, "wrong": self.wrong, "cpu_s": 2e-6 * self.time_us * count} for size, count in done
         }
         return peers.Measurement(f"{self.key} 1.0", rows, len(done) == len(sizes))
 
@@ -67,7 +68,7 @@ class FakeCongestionControl:
 
 def measure_fakes(programs, sizes=((64, 0), (1 << 20, 0)), case=peers.BenchmarkCase("all_reduce", "f32", 2), **more):
     """Measures fake programs. Returns the rounds, and all messages except those that show only the progress."""
-    options = {"rounds": 3, "congestion": ["bbr", "cubic"], "wait_idle": 0, "timeout": 1, "cpu": True, **more}
+    options = {"rounds": 3, "congestion": ["bbr", "cubic"], "wait_idle": 0, "timeout": 1, "cpu": True, "statistic": "mean", **more}
     said = []
     args = types.SimpleNamespace(**options)
     results = rounds.ComparisonRounds(args, lambda text, keep=True: said.append(text) if keep else None)
@@ -78,7 +79,7 @@ def measure_fakes(programs, sizes=((64, 0), (1 << 20, 0)), case=peers.BenchmarkC
 def make_document(results, programs, rounds_taken=3):
     names = {program.key: program.name for program in programs}
     host = {"cpu": "A <fast> & wide one", "processors": 2, "kernel": "Linux 6", "congestion_control_default": "bbr"}
-    args = types.SimpleNamespace(rounds=rounds_taken, ours="ringbench")
+    args = types.SimpleNamespace(rounds=rounds_taken, statistic="mean", ours="ringbench")
     return report.json_document(host, results, report.result_rows(results, "ringbench", names), names, [], args)
 
 
@@ -136,6 +137,14 @@ class RoundTests(unittest.TestCase):
         rows = report.result_rows(results, "ringbench", {"ringbench": "", "gloo": ""})
         ratios = {row["program"]: row["times_ours"] for row in rows}
         self.assertEqual(ratios, {"ringbench": 1.0, "gloo": 3.0})
+
+    def test_the_statistic_selects_a_time_that_the_program_must_report(self):
+        for statistic, time_us in (("mean", 10.0), ("median", 5.0)):
+            results, _ = measure_fakes([FakeProgram("ringbench")], statistic=statistic)
+            self.assertEqual({row["time_us"] for rows in results.rows.values() for row in rows}, {time_us})
+        old = FakeProgram("ringbench-before")
+        old.measure = lambda *anything: peers.Measurement("", {64: {"time_us_median": 5.0, "wrong": 0}}, True)
+        self.assertRaisesRegex(peers.MeasurementFailed, "too old.*--statistic median", measure_fakes, [old])
 
     def test_a_slow_trial_does_not_limit_the_iterations_of_later_rounds(self):
         program = FakeProgram("ringbench", time_us=10_000.0)
@@ -238,7 +247,7 @@ class RatioTests(unittest.TestCase):
 
         def fast_at_1_mib(*anything):
             measurement = measure(*anything)
-            measurement.rows[1 << 20]["time_us"] = 8.0
+            measurement.rows[1 << 20]["time_us_mean"] = 8.0
             return measurement
 
         peer.measure = fast_at_1_mib

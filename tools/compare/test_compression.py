@@ -24,19 +24,20 @@ class CompressionTest(unittest.TestCase):
 
     def test_options_of_a_compression_replace_those_of_the_model(self):
         self.assertEqual(compression.parse_options("int8"), ("int8", {}))
-        self.assertEqual(compression.parse_options("topk:0.1 --lr 1"), ("topk:0.1", {"--lr": "1"}))
-        for wrong in ("topk --lr", "topk lr 1"):
+        self.assertEqual(compression.parse_options("topk:0.1 --lr 1"), ("topk:0.1", {"--lr": ["1"]}))
+        self.assertEqual(compression.parse_options("topk --lr"), ("topk", {"--lr": []}))
+        for wrong in ("topk lr 1", "topk --lr 1 2"):
             with self.assertRaises(compression.RunFailed):
                 compression.parse_options(wrong)
         found = compression.run_arguments("mlp:8 --lr 0.1 --epochs 2", "topk --lr 1", 3)
         self.assertEqual(" ".join(found), "--model mlp:8 --lr 1 --epochs 2 --compression topk --seed 3")
 
     def test_runs_that_compressed_nothing_fail(self):
-        exact = {"parameters_hash": "a", "bytes_sent": 100}
+        exact = {"parameters_hash": "a", "bytes_sent": 100, "steps": 1}
         for found, is_void in [
-            ({"parameters_hash": "b", "bytes_sent": 51}, False),
-            ({"parameters_hash": "a", "bytes_sent": 51}, True),
-            ({"parameters_hash": "b", "bytes_sent": 99}, True),
+            ({"parameters_hash": "b", "bytes_sent": 102, "steps": 2}, False),
+            ({"parameters_hash": "a", "bytes_sent": 102, "steps": 2}, True),
+            ({"parameters_hash": "b", "bytes_sent": 99, "steps": 1}, True),
         ]:
             with tempfile.TemporaryDirectory() as directory:
                 file = pathlib.Path(directory, "runs.jsonl")

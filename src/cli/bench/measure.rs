@@ -76,6 +76,9 @@ pub struct BenchRow {
     /// The median time of the timed iterations, in microseconds. The time of an iteration is the time of its slowest
     /// rank.
     pub time_us: f64,
+    /// The time of all timed iterations together on the slowest rank, divided by their number, in microseconds. It is
+    /// longer than the median if some iterations wait for a processor.
+    pub time_us_mean: f64,
     /// The shortest time of the timed iterations, in microseconds, measured as for `time_us`.
     pub time_us_min: f64,
     /// The 99th percentile (nearest-rank method) of the times of the timed iterations, in microseconds, measured as
@@ -221,6 +224,8 @@ fn measure_row<T: BenchElement>(
             *time_us *= factor;
         }
     }
+    let mut mean_us = [times_us.iter().sum::<f64>() / times_us.len() as f64];
+    group.all_reduce(&mut mean_us, ReduceOp::Max)?;
     group.all_reduce(&mut times_us, ReduceOp::Max)?;
     let profile = if options.profiles {
         let ranks = RankProfile::gather_from_ranks(group, (total_time, spent), iterations)?;
@@ -250,7 +255,8 @@ fn measure_row<T: BenchElement>(
         (checks, BenchOperation::Barrier) => count_early_barrier_exits(group, checks)?,
         (checks, _) => Some(count_wrong_elements(group, case, checks, &mut buffers)?),
     };
-    let row = BenchRow { profile, compression: compressed, ..make_row(group, case, times_us, wrong) };
+    let row =
+        BenchRow { profile, compression: compressed, ..make_row(group, case, times_us, mean_us[0], wrong) };
     // Unless the ranks share memory on each host, they send encoded elements directly to the owners of chunks.
     let is_direct = row.compression.is_some() && group.transport() == "tcp";
     Ok(if is_direct { BenchRow { algorithm: Algorithm::Direct.name(), ..row } } else { row })
@@ -415,8 +421,14 @@ fn ping_pong<T: BenchElement>(group: &mut Group, buffers: &mut BenchBuffers<T>) 
     Ok(())
 }
 
-/// Makes the row of a case from the times of its iterations and the number of wrong elements.
-fn make_row(group: &Group, case: BenchCase, mut times_us: Vec<f64>, wrong: Option<u64>) -> BenchRow {
+/// Makes the row of a case from the times of its iterations, their mean on the slowest rank and the number of wrong elements.
+fn make_row(
+    group: &Group,
+    case: BenchCase,
+    mut times_us: Vec<f64>,
+    mean_us: f64,
+    wrong: Option<u64>,
+) -> BenchRow {
     times_us.sort_by(f64::total_cmp);
     let median_us = median(&times_us);
     // One byte per microsecond is 10^6 bytes per second, which is 10^-3 GB/s.
@@ -433,6 +445,7 @@ fn make_row(group: &Group, case: BenchCase, mut times_us: Vec<f64>, wrong: Optio
         count: case.count as u64,
         iterations: times_us.len() as u32,
         time_us: median_us,
+        time_us_mean: mean_us,
         time_us_min: times_us.first().copied().unwrap_or_default(),
         time_us_p99: percentile(&times_us, 0.99),
         algbw_gb_per_s: algbw,
