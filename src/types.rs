@@ -22,7 +22,7 @@ pub use self::compression::{
 pub(crate) use self::debug_as_display::debug_as_display;
 pub use self::located::{F32Loc, F64Loc, I32Loc, I64Loc};
 pub use self::plural::{counted, plural};
-pub use self::rank::{Rank, WORLD_SIZE_MAX, WorldSize};
+pub use self::rank::{Rank, WORLD_SIZE_MAX, WorldSize, part_index};
 pub(crate) use self::rank_map::RankMap;
 pub use self::rank_set::RankSet;
 pub use self::site::Site;

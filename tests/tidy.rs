@@ -34,7 +34,7 @@ const MAY_IMPORT: &[(&str, &str)] = &[
     ("wire", "types"),
     ("codec", "types simd"),
     ("engine", "types schedule wire reduce codec"),
-    ("shm", ""),
+    ("shm", "types"),
     ("transport", "types wire shm"),
     ("rendezvous", "types wire transport"),
     ("runtime", "types observe schedule wire reduce codec engine shm transport rendezvous"),

@@ -27,7 +27,9 @@ impl Engine {
     /// Stores the contract of an operation in shared memory, for the error about a late rank that calls another operation.
     pub fn record_external(&mut self, group: u32, sequence: u64, contract_and_site: (Contract, Site)) {
         let (group, call) = OperationKey::call_of(group, sequence);
-        self.history.record_numbered(group, call, contract_and_site);
+        if self.history.find(group, call).is_none() {
+            self.history.push(group, call, contract_and_site);
+        }
         if let Some(Failure { cause, .. }) = &self.failure
             && cause.ranks_without_line() != [None; 2]
         {

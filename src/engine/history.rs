@@ -37,14 +37,7 @@ impl OperationHistory {
         *next = (*next).max(sequence + 1);
     }
 
-    /// Records an operation in shared memory. The number comes from the rounds of the shared memory.
-    pub(super) fn record_numbered(&mut self, group: u32, sequence: u64, contract_and_site: ContractAndSite) {
-        if self.find(group, sequence).is_none() {
-            self.push(group, sequence, contract_and_site);
-        }
-    }
-
-    fn push(&mut self, group: u32, sequence: u64, contract_and_site: ContractAndSite) {
+    pub(super) fn push(&mut self, group: u32, sequence: u64, contract_and_site: ContractAndSite) {
         let history = self.histories.entry(group).or_default();
         if history.len() == HISTORY_MAX {
             history.pop_front();

@@ -23,7 +23,7 @@ use crate::shm::{
     BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, LEAD_MAX, RemoteBuffer, RoundsMemory, Segment,
     ShmRounds, ShortPost, pause_between_looks,
 };
-use crate::types::{Algorithm, Contract, Rank, RankSet, Site, WorldSize};
+use crate::types::{Algorithm, Contract, Rank, RankSet, Site, WorldSize, part_index};
 use crate::wire::{self, CONTRACT_WORDS};
 
 /// The most calls that the engine has not recorded. The other ranks are at most [`LEAD_MAX`] rounds behind this rank, and they
@@ -139,7 +139,8 @@ impl<M: RoundsMemory> HostRounds<M> {
         let is_one_shot = contract.algorithm == Algorithm::OneShot;
         let program = self.program(spec, (contract.dtype.size_bytes(), is_one_shot));
         let header = header_of(&contract, 0);
-        ShortCall::new(&program, self.rounds.size().ranks, (contract, header), kernels)
+        let ranks = (self.rounds.rank(), self.rounds.size().ranks);
+        ShortCall::new(&program, ranks, (contract, header), kernels)
     }
 
     /// Executes a call if the other ranks post soon, while `patience` lasts. Anything unusual, for example a post that does not
@@ -155,7 +156,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         let round = self.last_round + 1;
         if self.is_busy()
             || self.has_dropped_buffers.load(Ordering::Relaxed)
-            || !self.rounds.may_write(round, call.payload_bytes)
+            || !self.rounds.may_write(round, call.lead_max)
             || self.check_rounds(LEAD_MAX - 1, self.next_rank).is_err()
         {
             return ShortResult::NotBegun;
@@ -164,7 +165,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         let mut header = call.header;
         header[HEADER_WORDS - 1] = own_call.sequence;
         let parts = call.writes.iter().map(|(start, bytes)| (*start, memory.bytes(bytes.clone())));
-        self.rounds.post_short(round, &header, (call.payload_bytes, parts));
+        self.rounds.post_short(round, &header, (call.payload_bytes, call.lead_max, parts));
         self.rounds.wake_sleepers(|rank| {
             patience.looks = 0;
             wake(self.members[rank]);
@@ -232,13 +233,13 @@ impl<M: RoundsMemory> HostRounds<M> {
                 }
             }
             ShortWork::Fold(_, _, range) if range.is_empty() => {}
-            ShortWork::Fold(ranks, start, range) => {
+            ShortWork::Fold(ranks, part_bytes, range) => {
                 let own = memory.bytes_mut(range);
                 rounds.before_own_write(own);
                 let (world, length) = ((rounds.rank(), rounds.size().ranks), own.len());
                 let (kernels, lower) = (call.kernels.as_ref(), &mut self.lower_ranks_piece);
                 reduce_in_rank_order(kernels, (world, *ranks), own, lower, |from| {
-                    payload(from, *start, length)
+                    payload(from, part_index(from, world.0) * part_bytes, length)
                 });
             }
         }

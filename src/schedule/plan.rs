@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::CollectiveSpec;
 use super::partition::{Partition, chunk, shifted};
 use super::program::{Blocks, Fold, Phase, Program, Round, RoundWork, SlotWrite, Take};
-use crate::types::{Rank, RankSet, WorldSize};
+use crate::types::{Rank, RankSet, WorldSize, part_index};
 
 /// The ranks that share memory, as one of them sees them.
 #[derive(Clone, Copy, Debug)]
@@ -75,67 +75,75 @@ impl SharedSlots {
     fn round(self, spec: &CollectiveSpec) -> Round {
         let Self { world, rank, slot_len } = self;
         let whole_slots = |range| Blocks::of(range, slot_len);
-        let post = |range| vec![write(whole_slots(range), 0)];
+        let post = |range| vec![SlotWrite { elements: whole_slots(range), part: 0 }];
+        let part_len = match spec {
+            CollectiveSpec::ReduceScatter(parts)
+            | CollectiveSpec::Scatter { partition: parts, .. }
+            | CollectiveSpec::AllToAll { send: parts, .. } => self.len_per_rank(parts),
+            _ => 0,
+        };
         let post_parts = |parts: &Partition| {
-            let per_rank = self.len_per_rank(parts);
-            let part_of = |to: Rank| write(Blocks::of(parts.range(to), per_rank), to.index() * per_rank);
+            let part_of = |to: Rank| self.write_part(to, Blocks::of(parts.range(to), part_len));
             self.others().map(part_of).collect()
         };
-        let fold = |ranks: u32, slot_offset, elements| {
-            let fold = Fold { ranks, slot_offset, elements, is_posted_next: false };
+        let fold = |ranks: u32, elements| {
+            let fold = Fold { ranks, elements, is_posted_next: false };
             (RankSet::first_without(ranks, rank.index()), RoundWork::Fold(fold))
         };
         let take_parts = |parts: &Partition| {
-            take_all(self.others().map(|from| take(from, 0, whole_slots(parts.range(from)))))
+            take_all(self.others().map(|from| Take { from, elements: whole_slots(parts.range(from)) }))
         };
         let (writes, (sources, work)) = match spec {
             CollectiveSpec::Barrier => (vec![], signals(world, rank)),
             CollectiveSpec::AllReduce { count } => {
-                (post(0..*count), fold(world.get(), 0, whole_slots(0..*count)))
+                (post(0..*count), fold(world.get(), whole_slots(0..*count)))
             }
-            CollectiveSpec::Scan { count } => {
-                (post(0..*count), fold(rank.get() + 1, 0, whole_slots(0..*count)))
-            }
+            CollectiveSpec::Scan { count } => (post(0..*count), fold(rank.get() + 1, whole_slots(0..*count))),
             CollectiveSpec::Exscan { count } => {
-                (post(0..*count), fold(rank.get(), 0, whole_slots(*count..2 * count)))
+                (post(0..*count), fold(rank.get(), whole_slots(*count..2 * count)))
             }
             CollectiveSpec::ReduceScatter(parts) => {
-                let per_rank = self.len_per_rank(parts);
-                let own = Blocks::of(parts.range(rank), per_rank);
-                (post_parts(parts), fold(world.get(), rank.index() * per_rank, own))
+                (post_parts(parts), fold(world.get(), Blocks::of(parts.range(rank), part_len)))
             }
             CollectiveSpec::Broadcast { count, root } if *root == rank => (post(0..*count), take_all([])),
             CollectiveSpec::Broadcast { count, root } => {
-                (vec![], take_all([take(*root, 0, whole_slots(0..*count))]))
+                (vec![], take_all([Take { from: *root, elements: whole_slots(0..*count) }]))
             }
             CollectiveSpec::Scatter { partition, root } if *root == rank => {
                 (post_parts(partition), take_all([]))
             }
             CollectiveSpec::Scatter { partition, root } => {
-                let per_rank = self.len_per_rank(partition);
-                let own = Blocks::of(0..partition.range(rank).len(), per_rank);
-                (vec![], take_all([take(*root, rank.index() * per_rank, own)]))
+                let own = Blocks::of(0..partition.range(rank).len(), part_len);
+                (vec![], take_all([Take { from: *root, elements: own }]))
             }
             CollectiveSpec::AllGather(parts) => (post(parts.range(rank)), take_parts(parts)),
             CollectiveSpec::Gather { partition, root } if *root == rank => (vec![], take_parts(partition)),
             CollectiveSpec::Gather { partition, .. } => (post(0..partition.range(rank).len()), take_all([])),
             CollectiveSpec::AllToAll { send, receive, .. } => {
-                let per_rank = self.len_per_rank(send);
                 let takes = self.others().map(|from| {
                     let elements = shifted(&receive.range(from), send.total());
-                    take(from, rank.index() * per_rank, Blocks::of(elements, per_rank))
+                    Take { from, elements: Blocks::of(elements, part_len) }
                 });
                 (post_parts(send), take_all(takes))
             }
             CollectiveSpec::Reduce { .. } => unreachable!("each block of a reduce has two rounds"),
         };
-        Round { writes: writes.into(), sources, work }
+        Round { writes: writes.into(), part_len, sources, work }
+    }
+
+    fn write_part(self, to: Rank, elements: Blocks) -> SlotWrite {
+        SlotWrite { elements, part: part_index(self.rank.index(), to.index()) }
     }
 }
 
 /// Returns a two-shot reduction. Of each block of a slot's length, each rank reduces one chunk. Only the last block may be
 /// shorter, so it is a phase of its own.
 fn two_shot(count: usize, root: Option<Rank>, slots: SharedSlots) -> Program {
+    // Some chunks are one element longer than others. A very short slot has no space for all chunks but the own.
+    let (slot_len, ranks) = (slots.slot_len, slots.world.as_usize());
+    let has_space = slot_len.div_ceil(ranks) * (ranks - 1) <= slot_len;
+    let slot_len = if has_space { slot_len } else { slot_len - slot_len % ranks };
+    let slots = SharedSlots { slot_len, ..slots };
     let full_blocks = count.saturating_sub(1) / slots.slot_len;
     let first = two_shot_phase(0..slots.slot_len, full_blocks, root, slots);
     let last = two_shot_phase(full_blocks * slots.slot_len..count, 1, root, slots);
@@ -146,28 +154,23 @@ fn two_shot(count: usize, root: Option<Rank>, slots: SharedSlots) -> Program {
 /// Returns the two rounds that reduce each of `times` blocks. If `root` is `None`, every rank takes all reduced chunks.
 fn two_shot_phase(block: Range<usize>, times: usize, root: Option<Rank>, slots: SharedSlots) -> Phase {
     let SharedSlots { world, rank, slot_len } = slots;
-    let chunk_of = |rank| shifted(&chunk(block.len(), world, rank), block.start);
-    let repeated = |range| Blocks::repeated(range, slot_len);
-    let own = chunk_of(rank);
-    let slot_offset = own.start - block.start;
+    let chunk_of = |rank| Blocks::repeated(shifted(&chunk(block.len(), world, rank), block.start), slot_len);
     // This rank does not post the elements of its own chunk, because only this rank reduces them.
-    let writes = [
-        write(repeated(block.start..own.start), 0),
-        write(repeated(own.end..block.end), own.end - block.start),
-    ];
-    let fold = Fold { ranks: world.get(), slot_offset, elements: repeated(own), is_posted_next: true };
+    let writes = slots.others().map(|to| slots.write_part(to, chunk_of(to))).collect();
+    let part_len = block.len().div_ceil(world.as_usize());
+    let fold = Fold { ranks: world.get(), elements: chunk_of(rank), is_posted_next: root != Some(rank) };
     let sources = RankSet::first_without(world.get(), rank.index());
-    let reduce = Round { writes: writes.into(), sources, work: RoundWork::Fold(fold) };
+    let reduce = Round { writes, part_len, sources, work: RoundWork::Fold(fold) };
     let takes = slots.others().filter(|_| root.is_none_or(|root| root == rank));
-    let (sources, work) = take_all(takes.map(|from| take(from, 0, repeated(chunk_of(from)))));
-    let share = Round { writes: [].into(), sources, work };
+    let (sources, work) = take_all(takes.map(|from| Take { from, elements: chunk_of(from) }));
+    let share = Round { writes: [].into(), part_len: 0, sources, work };
     Phase { rounds: [reduce, share].into(), times }
 }
 
 /// Returns an all-reduce of buffers that all ranks can access.
 fn reduce_in_place(count: usize, world: WorldSize, rank: Rank) -> Program {
     let (sources, done) = signals(world, rank);
-    let round = |work| Round { writes: [].into(), sources, work };
+    let round = |work| Round { writes: [].into(), part_len: 0, sources, work };
     let rounds = [round(RoundWork::FoldInPlace(chunk(count, world, rank))), round(done)];
     Program { phases: [Phase { rounds: rounds.into(), times: 1 }].into(), if_all_expose: None }
 }
@@ -182,12 +185,4 @@ fn signals(world: WorldSize, rank: Rank) -> (RankSet, RoundWork) {
 fn take_all(takes: impl IntoIterator<Item = Take>) -> (RankSet, RoundWork) {
     let takes: Box<[Take]> = takes.into_iter().collect();
     (takes.iter().map(|take| take.from.index()).collect(), RoundWork::Take(takes))
-}
-
-fn take(from: Rank, slot_offset: usize, elements: Blocks) -> Take {
-    Take { from, slot_offset, elements }
-}
-
-fn write(elements: Blocks, slot_offset: usize) -> SlotWrite {
-    SlotWrite { elements, slot_offset }
 }

@@ -32,6 +32,9 @@ pub struct Round {
     /// The elements that the rank posts. If this list is empty, the rank posts only a signal, or the result of the
     /// [`Fold`] of the round before.
     pub writes: Box<[SlotWrite]>,
+    /// If a slot is divided into a part for each other rank, which only this rank reads: the number of elements of a part. If the
+    /// slot is not divided: 0.
+    pub part_len: usize,
     /// The other ranks that must have posted the round before this rank does its work.
     pub sources: RankSet,
     pub work: RoundWork,
@@ -54,28 +57,24 @@ pub enum RoundWork {
 pub struct SlotWrite {
     /// The elements of the rank's buffer.
     pub elements: Blocks,
-    /// The index of the first element in the slot.
-    pub slot_offset: usize,
+    /// The [index](crate::types::part_index) of the part of the slot; 0 if the slot is not divided.
+    pub part: usize,
 }
 
-/// Elements that a rank copies from another rank's slot.
+/// Elements that a rank copies from the beginning of another rank's slot, or of its part of this slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Take {
     pub from: Rank,
-    /// The index of the first element in the slot.
-    pub slot_offset: usize,
     /// The elements of the rank's buffer that are replaced.
     pub elements: Blocks,
 }
 
 /// Contributions that a rank reduces in rank order. The rank reads its own contribution from its buffer, and the contributions of
-/// other ranks from their slots, or from their buffers if they posted addresses.
+/// other ranks from the beginning of their slots, or of its part of these slots, or from their buffers if they posted addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fold {
     /// The number of contributions. They come from the first ranks.
     pub ranks: u32,
-    /// The index of the first element in the slot of each other rank.
-    pub slot_offset: usize,
     /// The elements of the rank's buffer that the result replaces.
     pub elements: Blocks,
     /// Whether the rank also posts the result in the next round, at the beginning of its slot. The rank copies the result to
@@ -124,21 +123,18 @@ impl Blocks {
 impl Round {
     /// Returns the number of elements of the slot that the rank writes, up to the end of the last of [`Round::writes`].
     pub fn written_len(&self, block: usize) -> usize {
-        let end = |SlotWrite { elements, slot_offset }: &SlotWrite| slot_offset + elements.block(block).len();
+        let end = |write: &SlotWrite| write.part * self.part_len + write.elements.block(block).len();
         self.writes.iter().map(end).max().unwrap_or_default()
     }
 
-    /// Returns the number of elements of the slot of `from` that the rank needs, up to the end of the last one.
+    /// Returns the number of elements that the rank needs from the slot of `from`, or from its part of this slot.
     pub fn taken_len(&self, from: Rank, block: usize) -> usize {
-        let (slot_offset, elements) = match &self.work {
-            RoundWork::Take(takes) => match takes.iter().find(|take| take.from == from) {
-                Some(take) => (take.slot_offset, take.elements.block(block)),
-                None => return 0,
-            },
-            RoundWork::Fold(fold) => (fold.slot_offset, fold.elements.block(block)),
-            RoundWork::FoldInPlace(_) => return 0,
-        };
-        if elements.is_empty() { 0 } else { slot_offset + elements.len() }
+        match &self.work {
+            RoundWork::Take(takes) => takes.iter().find(|take| take.from == from).map(|take| take.elements),
+            RoundWork::Fold(fold) => Some(fold.elements),
+            RoundWork::FoldInPlace(_) => None,
+        }
+        .map_or(0, |elements| elements.block(block).len())
     }
 }
 
@@ -151,6 +147,12 @@ impl Execution {
     pub fn round(&self) -> (&Round, usize) {
         let (phase, repetition, round) = self.position;
         (&self.program.phases[phase].rounds[round], repetition)
+    }
+
+    /// Returns the round after the current one, if it is in the same repetition.
+    pub fn next_round(&self) -> Option<&Round> {
+        let (phase, _, round) = self.position;
+        self.program.phases.get(phase)?.rounds.get(round + 1)
     }
 
     /// Returns whether a rank may post the address of its buffer in the current round, instead of elements.

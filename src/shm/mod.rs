@@ -25,8 +25,8 @@ pub use host::HostMemoryLayout;
 pub use memory::{RoundsMemory, SegmentMemory, pause_between_looks};
 pub use queue::{NextEntry, QueueError, QueueMessage, QueueReceiver, QueueSender};
 pub use rounds::{
-    BUFFERS_MAX, HEADER_WORDS, Header, LEAD_MAX, PostedRound, Posts, RoundsSize, SHORT_PAYLOAD_BYTES_MAX,
-    ShmRounds, ShortPost,
+    BUFFERS_MAX, HEADER_WORDS, Header, LEAD_MAX, Payload, PostedRound, Posts, RoundsSize,
+    SHORT_PAYLOAD_BYTES_MAX, ShmRounds, ShortPost,
 };
 pub use segment::{Segment, SegmentLocation, TOKEN_BYTES};
 pub use signals::QueueSignals;

@@ -3,9 +3,12 @@
 //!
 //! A rank that has posted round r + 1 no longer reads payloads of round r. Before a rank posts round r + [`LEAD_MAX`], it
 //! compares its header with that of the next rank in round r. So a rank may post round r when all other ranks have posted round
-//! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. For a payload in a cell, all others must have
-//! posted round r - [`SHORT_LEAD_MAX`]. A payload in the ring buffer may overlap earlier ones except that of the round before,
-//! so all others must have posted the round before.
+//! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. For a payload in a cell or long cell, all others
+//! must have posted round r - 8. A payload in the ring buffer may overlap earlier ones except that of the round before, and one
+//! in exchange buffers those of round r - 2, also of other ranks. So all others must have posted the round before.
+//!
+//! If ranks call different operations in a round, they may divide exchange buffers differently and write the same bytes. No rank
+//! uses them: either only two ranks have these buffers, or every rank compares all headers before it reads.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,16 +21,18 @@ mod registry;
 mod tests;
 
 use self::layout::{
-    CELL_PLACE, CELLS_OFFSET, EXPOSED_PLACE, HEADER_STEP, HEADERS, INLINE_PAYLOAD_BYTES_MAX, NextPost,
-    PLACE_BITS, POST_HEADER_BYTES, RING_BUFFER_OFFSET, SHORT_CELLS, SHORT_LEAD_MAX,
+    CELL_PLACE, CELLS_OFFSET, EXCHANGE_PLACE, EXPOSED_PLACE, HEADER_STEP, HEADERS, INLINE_PAYLOAD_BYTES_MAX,
+    LONG_CELL_BYTES, LONG_CELL_PLACE, LONG_CELLS_OFFSET, NextPost, PLACE_BITS, POST_HEADER_BYTES,
+    RING_BUFFER_OFFSET, SHORT_CELLS,
 };
-pub use self::layout::{HEADER_WORDS, Header, LEAD_MAX, RoundsSize, SHORT_PAYLOAD_BYTES_MAX};
+pub use self::layout::{HEADER_WORDS, Header, LEAD_MAX, Payload, RoundsSize, SHORT_PAYLOAD_BYTES_MAX};
 pub use self::registry::BUFFERS_MAX;
 #[cfg(test)]
 pub use self::registry::BufferRef;
 use self::registry::{BUFFER_REF_BYTES, BufferRegistry};
 use super::memory::{RoundsMemory, UNIT_BYTES, WORD_BYTES};
 use super::segment::Segment;
+use crate::types::part_index;
 
 /// One rank's access to the shared memory of a group of ranks.
 pub struct ShmRounds<M = Segment> {
@@ -87,8 +92,8 @@ impl<'a, M: RoundsMemory> PostedRound<'a, M> {
         if range.start > range.end || range.end > self.payload_bytes_max {
             return None;
         }
-        // SAFETY: the owner of the bytes overwrites them only after this rank has posted the next round. To
-        // post, this rank borrows the `ShmRounds` mutably, so the borrow `'a` has ended by then.
+        // SAFETY: no rank overwrites the bytes before this rank has posted the next round. To post, this rank borrows the
+        // `ShmRounds` mutably, so the borrow `'a` has ended by then.
         Some(unsafe { self.memory.bytes(self.start + range.start, range.len()) })
     }
 }
@@ -100,7 +105,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         assert!(memory.length() >= size.bytes(), "the memory must be large enough for all ranks");
         assert!(rank < size.ranks, "the rank must be below the number of ranks");
         assert!(
-            size.ring_buffer_bytes() / UNIT_BYTES < CELL_PLACE,
+            size.ring_buffer_bytes() / UNIT_BYTES < LONG_CELL_PLACE,
             "a stamp must be able to count the units of a ring buffer"
         );
         let posts = Posts { memory, size, bytes_per_rank: size.bytes_per_rank() };
@@ -126,20 +131,9 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.rank
     }
 
-    /// Returns the round that all other ranks must have posted before this rank writes a payload of `bytes` bytes for `round`.
-    pub fn awaited_round(round: u64, bytes: usize) -> u64 {
-        round.saturating_sub(if bytes <= INLINE_PAYLOAD_BYTES_MAX {
-            LEAD_MAX
-        } else if bytes <= SHORT_PAYLOAD_BYTES_MAX {
-            SHORT_LEAD_MAX
-        } else {
-            1
-        })
-    }
-
-    /// Returns whether this rank may write a payload of `bytes` bytes for `round`.
-    pub fn may_write(&mut self, round: u64, bytes: usize) -> bool {
-        let awaited = Self::awaited_round(round, bytes);
+    /// Returns whether this rank may write a payload with this [`Payload::lead_max`] for `round`.
+    pub fn may_write(&mut self, round: u64, lead_max: u64) -> bool {
+        let awaited = round.saturating_sub(lead_max);
         self.posted_by_all >= awaited || self.look_for_all(awaited)
     }
 
@@ -166,30 +160,41 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.posted_by_all = round;
     }
 
-    /// Copies `source` to this rank's payload of `bytes` bytes for `round`, from byte `start` on. Call this method for each part
-    /// of the payload, and then [`ShmRounds::post`]. Panics if other ranks may still read the memory ([`ShmRounds::may_write`]),
-    /// if this rank has already posted the round, or if the payload is too long or ends before `source`.
-    pub fn write_payload(&mut self, round: u64, bytes: usize, (start, source): (usize, &[u8])) {
+    /// Copies `source` to part number `part` of this rank's payload for `round`, from byte `start` of the part on. Call this for
+    /// all bytes of the payload, and then [`ShmRounds::post`]. Panics if other ranks may still read the memory
+    /// ([`ShmRounds::may_write`]), if this rank has already posted the round, or if the payload is too long or ends too early.
+    pub fn write_payload(
+        &mut self,
+        round: u64,
+        payload: Payload,
+        (part, start, source): (usize, usize, &[u8]),
+    ) {
         if self.next_post.round != round {
-            assert!(self.may_write(round, bytes), "another rank may read this memory");
-            self.reserve_payload(round, bytes);
+            let lead_max = payload.lead_max(self.posts.size.ranks);
+            assert!(self.may_write(round, lead_max), "another rank may read this memory");
+            self.reserve_payload(round, payload);
         }
-        let NextPost { place, length, .. } = self.next_post;
-        assert!(start + source.len() <= length, "the payload must be long enough");
+        let NextPost { place, payload: Payload { bytes, part_bytes, .. }, .. } = self.next_post;
+        let is_inside = part * part_bytes + start + source.len() <= bytes
+            && (part_bytes == 0 || start + source.len() <= part_bytes);
+        assert!(is_inside, "the payload must be long enough");
         assert!(self.posted < round, "another rank may read this memory");
-        self.posts.memory.write(self.payload_offset(self.rank, round, place) + start, source);
+        let to = part + usize::from(part >= self.rank);
+        let (offset, _) = self.part_offset((self.rank, to), round, (place, part_bytes));
+        self.posts.memory.write(offset + start, source);
     }
 
-    fn reserve_payload(&mut self, round: u64, bytes: usize) {
+    fn reserve_payload(&mut self, round: u64, payload: Payload) {
         let bytes_max = self.posts.size.slot_bytes.max(SHORT_PAYLOAD_BYTES_MAX);
-        assert!(bytes <= bytes_max, "a payload must not be longer than a slot");
-        self.next_post.reserve(round, bytes, self.posts.size);
+        let bytes_of_parts = payload.part_bytes * (self.posts.size.ranks - 1);
+        assert!(payload.bytes.max(bytes_of_parts) <= bytes_max, "a payload must not be longer than a slot");
+        self.next_post.reserve(round, payload, self.posts.size);
     }
 
     /// Posts this rank's header, and the payload of [`ShmRounds::write_payload`], which is otherwise empty.
     pub fn post(&mut self, round: u64, header: &Header) {
         if self.next_post.round != round {
-            self.reserve_payload(round, 0);
+            self.reserve_payload(round, Payload::default());
         }
         let (memory, stamp) = (&*self.posts.memory, self.posts.header_offset(self.rank, round));
         memory.store_words(stamp + WORD_BYTES, header);
@@ -198,14 +203,14 @@ impl<M: RoundsMemory> ShmRounds<M> {
     }
 
     /// Does the same as [`ShmRounds::write_payload`] and [`ShmRounds::post`] for a short payload of `bytes` bytes, with fewer
-    /// instructions. `parts` are its parts, and where they begin in it.
+    /// instructions. `lead_max` is its [`Payload::lead_max`]. `parts` are its parts, and where they begin in it.
     pub fn post_short<'a>(
         &mut self,
         round: u64,
         header: &Header,
-        (bytes, parts): (usize, impl Iterator<Item = (usize, &'a [u8])>),
+        (bytes, lead_max, parts): (usize, u64, impl Iterator<Item = (usize, &'a [u8])>),
     ) {
-        let is_free = self.posted < round && self.posted_by_all >= Self::awaited_round(round, bytes);
+        let is_free = self.posted < round && self.posted_by_all >= round.saturating_sub(lead_max);
         assert!(is_free, "another rank may read this memory");
         let place = if bytes > INLINE_PAYLOAD_BYTES_MAX { CELL_PLACE } else { 0 };
         let (memory, stamp) = (&*self.posts.memory, self.posts.header_offset(self.rank, round));
@@ -217,30 +222,37 @@ impl<M: RoundsMemory> ShmRounds<M> {
         }
         memory.store_words(stamp + WORD_BYTES, header);
         memory.store(stamp, round << PLACE_BITS | place as u64, Ordering::Release);
-        (self.next_post.round, self.next_post.place, self.next_post.length) = (round, place, bytes);
+        (self.next_post.round, self.next_post.place) = (round, place);
         self.posted = round;
     }
 
     /// Posts a header with a stamp that names any place of the payload.
     #[cfg(test)]
     pub fn post_with_place(&mut self, round: u64, header: &Header, place: usize) {
-        self.reserve_payload(round, 0);
+        self.reserve_payload(round, Payload::default());
         self.next_post.place = place;
         self.post(round, header);
     }
 
-    /// Returns the post of `rank` in `round`; `None` if there is none, or this rank has already posted the next round.
-    pub fn read_post(&self, rank: usize, round: u64) -> Option<PostedRound<'_, M>> {
-        // After this rank has posted the next round, `rank` may overwrite the payload.
+    /// Returns the post of `rank` in `round`; `None` if there is none, or this rank has already posted the next round. The
+    /// payload is this rank's part of `part_bytes` bytes, or the whole payload if `part_bytes` is 0.
+    pub fn read_post(&self, rank: usize, round: u64, part_bytes: usize) -> Option<PostedRound<'_, M>> {
+        // After this rank has posted the next round, the payload may be overwritten.
         let (header_offset, stamp) = self.posts.stamp(rank, round).filter(|_| self.posted <= round)?;
         let place = stamp as usize & EXPOSED_PLACE;
-        let payload_bytes_max = match place {
+        let part_bytes = if place == EXPOSED_PLACE { 0 } else { part_bytes };
+        let (start, part) = self.part_offset((rank, self.rank), round, (place, part_bytes));
+        let size = self.posts.size;
+        let bytes_max = match place {
             0 => INLINE_PAYLOAD_BYTES_MAX,
             EXPOSED_PLACE => BUFFER_REF_BYTES,
             CELL_PLACE => SHORT_PAYLOAD_BYTES_MAX,
-            _ => self.posts.size.ring_buffer_bytes().saturating_sub((place - 1) * UNIT_BYTES),
+            EXCHANGE_PLACE if part_bytes == 0 && size.ranks != 2 => 0,
+            EXCHANGE_PLACE => size.exchange_buffer_bytes(),
+            LONG_CELL_PLACE => LONG_CELL_BYTES,
+            _ => size.ring_buffer_bytes().saturating_sub((place - 1) * UNIT_BYTES),
         };
-        let start = self.payload_offset(rank, round, place);
+        let payload_bytes_max = bytes_max.saturating_sub(part * part_bytes);
         let (is_exposed, memory) = (place == EXPOSED_PLACE, &*self.posts.memory);
         Some(PostedRound { is_exposed, header_offset, start, payload_bytes_max, memory })
     }
@@ -301,16 +313,39 @@ impl<M: RoundsMemory> ShmRounds<M> {
         }
     }
 
-    /// Returns the offset of the payload of `rank` in `round`, at [`NextPost::place`] `place`.
+    /// Returns the offset of the part of the payload of `from` in `round` that the rank `to` reads, and the index of the part.
+    /// The payload is at this [`NextPost::place`]. Its parts have `part_bytes` bytes. If it is not divided, this is 0.
+    fn part_offset(
+        &self,
+        (from, to): (usize, usize),
+        round: u64,
+        (place, part_bytes): (usize, usize),
+    ) -> (usize, usize) {
+        if place == EXCHANGE_PLACE {
+            let (owner, part, offset) = self.posts.size.exchange_place((from, to), round, part_bytes);
+            return (self.posts.rank_offset(owner) + offset, part);
+        }
+        let part = part_index(from, to);
+        (self.payload_offset(from, round, place) + part * part_bytes, part)
+    }
+
+    /// Returns the offset of the payload of `rank` in `round`, at [`NextPost::place`] `place`, which is not [`EXCHANGE_PLACE`].
+    /// Of two ranks, each writes the cells that it has read before.
     #[inline]
     fn payload_offset(&self, rank: usize, round: u64, place: usize) -> usize {
-        let rank_offset = self.posts.rank_offset(rank);
         match place {
             0 | EXPOSED_PLACE => self.posts.header_offset(rank, round) + POST_HEADER_BYTES,
             CELL_PLACE => {
-                rank_offset + CELLS_OFFSET + (round % SHORT_CELLS) as usize * SHORT_PAYLOAD_BYTES_MAX
+                let is_swapped = (round / SHORT_CELLS % 2) as usize;
+                let owner = if self.posts.size.ranks == 2 { rank ^ is_swapped } else { rank };
+                let cell = (round % SHORT_CELLS) as usize;
+                self.posts.rank_offset(owner) + CELLS_OFFSET + cell * SHORT_PAYLOAD_BYTES_MAX
             }
-            _ => rank_offset + RING_BUFFER_OFFSET + (place - 1) * UNIT_BYTES,
+            LONG_CELL_PLACE => {
+                let cell = (round % SHORT_CELLS) as usize;
+                self.posts.rank_offset(rank) + LONG_CELLS_OFFSET + cell * LONG_CELL_BYTES
+            }
+            _ => self.posts.rank_offset(rank) + RING_BUFFER_OFFSET + (place - 1) * UNIT_BYTES,
         }
     }
 }

@@ -246,13 +246,14 @@ impl QueueRank {
         if let NextEntry::Message(message) = ends.receiver.peek()? {
             ends.receiver.begin_message(&message);
         }
-        let read = ends.receiver.read(&mut [IoSliceMut::new(&mut bytes)], 0)?;
-        let expected = (ends.received..ends.received + read.bytes).map(|position| position as u8);
-        if !bytes[..read.bytes].iter().copied().eq(expected) {
+        let next_entry = ends.receiver.next_entry();
+        let count = ends.receiver.read(&mut [IoSliceMut::new(&mut bytes)], 0)?;
+        let expected = (ends.received..ends.received + count).map(|position| position as u8);
+        if !bytes[..count].iter().copied().eq(expected) {
             self.note("bytes are wrong");
         }
-        ends.received += read.bytes;
-        if read.has_freed_space {
+        ends.received += count;
+        if ends.receiver.next_entry() != next_entry {
             if self.omission != Some(Omission::NextEntry) {
                 self.signals.set_next_entry(0, ends.receiver.next_entry());
             }
@@ -260,7 +261,7 @@ impl QueueRank {
                 self.wake_ups_of_peer.set(self.wake_ups_of_peer.get() + 1);
             }
         }
-        Ok(read.bytes)
+        Ok(count)
     }
 
     fn note(&self, problem: &str) {

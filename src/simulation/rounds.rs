@@ -99,8 +99,8 @@ impl SimHost {
     fn new(seed: u64, disturbance: Disturbance) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let ranks = random.random_range(2..=THREADS_MAX);
-        // Slots of one element for each rank, slots after headers, and slots in ring buffers.
-        let slot_bytes = [32, 256, 4608][random.random_range(0..3)];
+        // Slots of one element for each rank, slots after headers, and slots in ring buffers and exchange buffers.
+        let slot_bytes = [32, 256, 8704][random.random_range(0..3)];
         let size = RoundsSize { ranks, slot_bytes };
         let memory = Arc::new(SimMemory::new(size.bytes(), seed));
         memory.set_mutation(disturbance.mutation);

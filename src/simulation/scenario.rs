@@ -276,8 +276,8 @@ impl Scenario {
 }
 
 fn random_memory_use(random: &mut StdRng) -> MemoryUse {
-    // Slots of one element for each rank, slots after headers, and slots in ring buffers.
-    let slot_bytes = [32, 256, 4608][random.random_range(0..3)];
+    // Slots of one element for each rank, slots after headers, and slots in ring buffers and exchange buffers.
+    let slot_bytes = [32, 256, 8704][random.random_range(0..3)];
     MemoryUse {
         has_queues: random.random_bool(0.8),
         queue_size: [(4, 256), (8, 512), (16, 4096)][random.random_range(0..3)],

@@ -299,33 +299,33 @@ impl<M: SegmentMemory> LocalLink<M> {
         let wanted: usize = parts.iter().map(|part| part.len()).sum();
         let mut received = 0;
         while received < wanted {
-            if self.header_left == 0 && self.begin_frame().map_err(describe)? {
+            let next_entry = self.receiver.next_entry();
+            if self.header_left == 0 {
+                self.begin_frame().map_err(describe)?;
+            }
+            let count = match self.header_left {
+                0 => self.receiver.read(parts, received).map_err(describe)?,
+                _ => self.take_header(parts, received),
+            };
+            if self.receiver.next_entry() != next_entry {
                 self.report_freed_space(context);
             }
-            if self.header_left > 0 {
-                received += self.take_header(parts, received);
-                continue;
-            }
-            let read = self.receiver.read(parts, received).map_err(describe)?;
-            if read.bytes == 0 {
+            if count == 0 {
                 break;
             }
-            received += read.bytes;
-            if read.has_freed_space {
-                self.report_freed_space(context);
-            }
+            received += count;
         }
         Ok(received)
     }
 
-    /// If the next entry is a message, begins to read it as a frame. Returns whether an entry without bytes has been read.
-    fn begin_frame(&mut self) -> Result<bool, QueueError> {
-        let NextEntry::Message(entry) = self.receiver.peek()? else { return Ok(false) };
+    /// If the next entry is a message, begins to read it as a frame.
+    fn begin_frame(&mut self) -> Result<(), QueueError> {
+        let NextEntry::Message(entry) = self.receiver.peek()? else { return Ok(()) };
         let message = LocalMessage::from_entry(&entry)?;
         self.receiver.begin_message(&entry);
         self.header = message.header().encode();
         self.header_left = self.header.len();
-        Ok(message.bytes == 0)
+        Ok(())
     }
 
     /// Copies the unread bytes of `header` into `parts`, after their first `skip` bytes. Returns the number of bytes.

@@ -88,6 +88,11 @@ impl WorldSize {
     }
 }
 
+/// Returns the index of the part for the rank `to` among the parts of the rank `from`, which has a part for each other rank.
+pub fn part_index(from: usize, to: usize) -> usize {
+    to - usize::from(to > from)
+}
+
 impl fmt::Display for WorldSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)

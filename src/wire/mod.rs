@@ -30,4 +30,4 @@ pub use reader::printable;
 pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, SecretError};
 
 /// The version of the wire format. Ranks with different versions refuse each other in the handshake.
-pub const VERSION: u16 = 11;
+pub const VERSION: u16 = 12;

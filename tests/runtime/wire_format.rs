@@ -43,7 +43,7 @@ fn hmac_of(parts: &[&[u8]]) -> Vec<u8> {
 
 #[test]
 fn the_limits_match_the_wire_format_page() {
-    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (11, 64, 4_194_304, 4096));
+    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (12, 64, 4_194_304, 4096));
     let page = include_str!("../../docs/wire-format.md");
     assert!(
         page.contains(&format!("in version {VERSION} of the format")),
@@ -198,7 +198,7 @@ fn a_handshake_has_the_documented_bytes() {
     let hello = dialer.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[11, 0]); // 8: version
+    expected.extend_from_slice(&[12, 0]); // 8: version
     expected.push(3); // 10: purpose
     expected.extend_from_slice(&[0; 5]); // 11: reserved
     expected.extend_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]); // 16: group
@@ -220,7 +220,7 @@ fn a_handshake_has_the_documented_bytes() {
     let answer = acceptor.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[11, 0]); // 8: version
+    expected.extend_from_slice(&[12, 0]); // 8: version
     expected.push(0); // 10: refusal
     expected.extend_from_slice(&[0; 5]); // 11: reserved
     expected.extend_from_slice(&[0xb2; 32]); // 16: nonce

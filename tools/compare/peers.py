@@ -56,8 +56,8 @@ class BenchmarkCase:
 @dataclasses.dataclass
 class Measurement:
     version: str
-    # For each size: time_us_mean and time_us_median, iterations, wrong (the number of wrong elements), and cpu_s. cpu_s is the processor time of all
-    # ranks and iterations together, or None if it was not measured.
+    # For each size: time_us_mean and time_us_median, iterations, wrong (the number of wrong elements), and cpu_s. cpu_s is the
+    # processor time of all ranks and iterations together, or None if it was not measured.
     rows: dict
     # False if the program was killed because it printed nothing for too long.
     finished: bool

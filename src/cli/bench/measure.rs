@@ -73,11 +73,9 @@ pub struct BenchRow {
     pub count: u64,
     /// The number of timed iterations.
     pub iterations: u32,
-    /// The median time of the timed iterations, in microseconds. The time of an iteration is the time of its slowest
-    /// rank.
+    /// The median time of the timed iterations, in microseconds. The time of an iteration is that of its slowest rank.
     pub time_us: f64,
-    /// The time of all timed iterations together on the slowest rank, divided by their number, in microseconds. It is
-    /// longer than the median if some iterations wait for a processor.
+    /// The mean time of the timed iterations of the slowest rank, in microseconds.
     pub time_us_mean: f64,
     /// The shortest time of the timed iterations, in microseconds, measured as for `time_us`.
     pub time_us_min: f64,

@@ -8,7 +8,7 @@ use crate::reduce::reduce_in_rank_order;
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::measurements::ProfilePart;
 use crate::schedule::program::{Fold, RoundWork, SlotWrite, Take};
-use crate::shm::{RoundsMemory, copy_to_buffer};
+use crate::shm::{Payload, RoundsMemory, copy_to_buffer};
 
 impl<M: RoundsMemory> HostRounds<M> {
     /// Copies the elements that the current round names into this rank's slot, and posts the round.
@@ -20,11 +20,10 @@ impl<M: RoundsMemory> HostRounds<M> {
     ) {
         let mut started = self.meter.start();
         let (current, block) = shm_operation.execution.round();
-        let bytes = shm_operation.payload_bytes();
-        for SlotWrite { elements, slot_offset } in &current.writes {
-            let start = slot_offset * shm_operation.element_bytes;
+        let payload = shm_operation.payload();
+        for SlotWrite { elements, part } in &current.writes {
             let source = memory.bytes(shm_operation.bytes(&elements.block(block)));
-            self.rounds.write_payload(round, bytes, (start, source));
+            self.rounds.write_payload(round, payload, (*part, 0, source));
         }
         self.rounds.post(round, &shm_operation.header);
         self.meter.end(ProfilePart::Send, &mut started);
@@ -39,11 +38,13 @@ impl<M: RoundsMemory> HostRounds<M> {
             RoundWork::FoldInPlace(range) => return self.fold_in_place(round, shm_operation, range, memory),
         };
         let (mut started, bytes_of_all_ranks) = (self.meter.start(), memory.len() * self.rounds.size().ranks);
-        for Take { from, slot_offset, elements } in takes {
+        for Take { from, elements } in takes {
             let all_bytes = shm_operation.bytes(&elements.block(block));
-            let Some(posted) = self.rounds.read_post(from.index(), round) else { return };
+            let Some(posted) = self.rounds.read_post(from.index(), round, shm_operation.part_bytes()) else {
+                return;
+            };
             for piece in pieces(&all_bytes) {
-                let start = slot_offset * shm_operation.element_bytes + piece.start - all_bytes.start;
+                let start = piece.start - all_bytes.start;
                 let Some(bytes) = posted.bytes(start..start + piece.len()) else { return };
                 let target = memory.bytes_mut(&piece);
                 self.rounds.before_own_write(target);
@@ -63,18 +64,20 @@ impl<M: RoundsMemory> HostRounds<M> {
         memory: &mut BufferAccess<'_>,
     ) {
         let all_bytes = shm_operation.bytes(&fold.elements.block(block));
-        let slot_start = fold.slot_offset * shm_operation.element_bytes;
+        let part_bytes = shm_operation.part_bytes();
         let may_expose = shm_operation.execution.may_expose();
+        let reads_next = shm_operation.execution.next_round().is_some_and(|next| next.sources.count() > 0);
+        let payload = Payload { bytes: all_bytes.len(), part_bytes: 0, is_exchanged: reads_next };
         let mut started = self.meter.start();
         for piece in pieces(&all_bytes) {
             let start = piece.start - all_bytes.start;
-            let slot_range = slot_start + start..slot_start + start + piece.len();
+            let slot_range = start..start + piece.len();
             let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
             rounds.before_own_write(own);
             let exposed_bytes = |from| rounds.exposed_bytes(from, round, &piece);
             let contribution_of = |from: usize| match may_expose.then(|| exposed_bytes(from)).flatten() {
-                None => rounds.read_post(from, round)?.bytes(slot_range.clone()),
+                None => rounds.read_post(from, round, part_bytes)?.bytes(slot_range.clone()),
                 Some(exposed) => Some(exposed.into()),
             };
             let world = ((rounds.rank(), rounds.size().ranks), fold.ranks as usize);
@@ -82,7 +85,7 @@ impl<M: RoundsMemory> HostRounds<M> {
             reduce_in_rank_order(kernels, world, own, &mut self.lower_ranks_piece, contribution_of);
             self.meter.end(ProfilePart::Reduce, &mut started);
             if fold.is_posted_next {
-                self.rounds.write_payload(round + 1, all_bytes.len(), (start, own));
+                self.rounds.write_payload(round + 1, payload, (0, start, own));
                 self.meter.end(ProfilePart::Send, &mut started);
             }
         }

@@ -10,7 +10,7 @@ use crate::reduce::{self, Kernels};
 use crate::runtime::buffer::BufferAccess;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::program::Execution;
-use crate::shm::{Header, LEAD_MAX, PostedRound, RoundsMemory, ShmRounds};
+use crate::shm::{Header, LEAD_MAX, Payload, PostedRound, RoundsMemory};
 use crate::types::{Algorithm, Rank, RankSet};
 
 pub(crate) struct ShmOperation {
@@ -74,7 +74,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         loop {
             let round = self.last_round + 1;
             if shm_operation.execution.awaited().is_none() {
-                if !self.rounds.may_write(round, shm_operation.payload_bytes()) {
+                if !self.rounds.may_write(round, self.lead_max(shm_operation)) {
                     return Ok(Poll::Pending);
                 }
                 // Every rank compares with its next rank first. So no rank can wait for all others if any contracts differ.
@@ -83,10 +83,11 @@ impl<M: RoundsMemory> HostRounds<M> {
                 shm_operation.execution.handle_posted();
                 self.rounds.wake_sleepers(|rank| wake(self.members[rank]));
             }
-            let sources = shm_operation.execution.round().0.sources;
+            let (sources, part_bytes) =
+                (shm_operation.execution.round().0.sources, shm_operation.part_bytes());
             sources.indices().for_each(|from| self.rounds.prefetch_payload(from, round, 0));
             for from in sources.indices() {
-                let Some(posted) = self.rounds.read_post(from, round) else {
+                let Some(posted) = self.rounds.read_post(from, round, part_bytes) else {
                     // This rank would look for such a post again and again, and would not sleep.
                     let is_wrong = self.rounds.posts().is_ahead(from, round);
                     let wrong = || self.invalid(from, "it posted the number of a wrong round").into();
@@ -159,8 +160,13 @@ impl<M: RoundsMemory> HostRounds<M> {
         let round = self.last_round + 1;
         match shm_operation.execution.awaited() {
             Some(sources) => (round, sources),
-            None => (ShmRounds::<M>::awaited_round(round, shm_operation.payload_bytes()), self.other_ranks),
+            None => (round.saturating_sub(self.lead_max(shm_operation)), self.other_ranks),
         }
+    }
+
+    /// Returns how many rounds this rank may be ahead of the others when it posts the current round.
+    fn lead_max(&self, shm_operation: &ShmOperation) -> u64 {
+        shm_operation.payload().lead_max(self.rounds.size().ranks)
     }
 
     /// Returns the world ranks for whose posts an operation waits. The operation must be the oldest that is not complete.
@@ -200,10 +206,19 @@ impl ShmOperation {
         }
     }
 
-    /// Returns the length in bytes of the payload of the current round, unless the round before has already written it.
-    pub(super) fn payload_bytes(&self) -> usize {
+    /// Returns the payload of the current round, unless the round before has already written it.
+    pub(super) fn payload(&self) -> Payload {
         let (current, block) = self.execution.round();
-        current.written_len(block) * self.element_bytes
+        Payload {
+            bytes: current.written_len(block) * self.element_bytes,
+            part_bytes: self.part_bytes(),
+            is_exchanged: current.sources.count() > 0,
+        }
+    }
+
+    /// Returns the length in bytes of a part of the payloads of the current round; 0 if they are not divided.
+    pub(super) fn part_bytes(&self) -> usize {
+        self.execution.round().0.part_len * self.element_bytes
     }
 
     pub(super) fn bytes(&self, range: &Range<usize>) -> Range<usize> {

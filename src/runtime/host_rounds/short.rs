@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::reduce::Kernels;
 use crate::schedule::program::{Program, RoundWork, SlotWrite, Take};
-use crate::shm::{Header, SHORT_PAYLOAD_BYTES_MAX};
-use crate::types::{Contract, Rank, RankSet};
+use crate::shm::{Header, Payload, SHORT_PAYLOAD_BYTES_MAX};
+use crate::types::{Contract, Rank, RankSet, part_index};
 
 /// A collective of one round whose payloads are short. The offsets and ranges are in bytes.
 pub(crate) struct ShortCall {
@@ -14,6 +14,8 @@ pub(crate) struct ShortCall {
     pub(super) header: Header,
     pub(super) kernels: Option<Kernels>,
     pub(super) payload_bytes: usize,
+    /// How many rounds the rank may be ahead of the others when it posts.
+    pub(super) lead_max: u64,
     /// The parts of the buffer that the rank posts, and where they begin in the payload.
     pub(super) writes: Box<[(usize, Range<usize>)]>,
     pub(super) sources: RankSet,
@@ -26,7 +28,8 @@ pub(crate) struct ShortCall {
 pub(super) enum ShortWork {
     /// It copies these parts of the payloads of other ranks: the rank, the place in its payload, and the place in the buffer.
     Take(Box<[(usize, usize, Range<usize>)]>),
-    /// It reduces the payloads of this number of ranks, from this place in the payloads on, into this part of the buffer.
+    /// It reduces the payloads of this number of ranks into this part of the buffer: its parts of this number of bytes, or whole
+    /// payloads if this is 0.
     Fold(usize, usize, Range<usize>),
 }
 
@@ -43,7 +46,7 @@ impl ShortCall {
     /// number.
     pub(super) fn new(
         program: &Program,
-        ranks: usize,
+        (rank, ranks): (usize, usize),
         (contract, header): (Contract, Header),
         kernels: Option<Kernels>,
     ) -> Option<Self> {
@@ -51,29 +54,35 @@ impl ShortCall {
         let [phase] = &*program.phases else { return None };
         let [round] = &*phase.rounds else { return None };
         let to_bytes = |range: Range<usize>| range.start * bytes..range.end * bytes;
-        let taken =
-            |take: &Take| (take.from.index(), take.slot_offset * bytes, to_bytes(take.elements.block(0)));
+        let part_bytes = round.part_len * bytes;
+        let start_in = |from: usize| part_index(from, rank) * part_bytes;
+        let taken = |take: &Take| {
+            let from = take.from.index();
+            (from, start_in(from), to_bytes(take.elements.block(0)))
+        };
         let work = match &round.work {
             RoundWork::Take(takes) => ShortWork::Take(takes.iter().map(taken).collect()),
-            RoundWork::Fold(fold) if !fold.is_posted_next => ShortWork::Fold(
-                fold.ranks as usize,
-                fold.slot_offset * bytes,
-                to_bytes(fold.elements.block(0)),
-            ),
+            RoundWork::Fold(fold) if !fold.is_posted_next => {
+                ShortWork::Fold(fold.ranks as usize, part_bytes, to_bytes(fold.elements.block(0)))
+            }
             RoundWork::Fold(_) | RoundWork::FoldInPlace(_) => return None,
         };
-        let taken_bytes = |from| round.taken_len(Rank::new(from), 0) * bytes;
-        let taken_bytes: Box<[usize]> = (0..ranks as u32).map(taken_bytes).collect();
+        let mut taken_bytes: Box<[usize]> = vec![0; ranks].into();
+        for from in round.sources.indices() {
+            let length = round.taken_len(Rank::new(from as u32), 0) * bytes;
+            taken_bytes[from] = if length == 0 { 0 } else { start_in(from) + length };
+        }
         let payload_bytes = round.written_len(0) * bytes;
         let is_short = phase.times == 1
             && program.if_all_expose.is_none()
             && taken_bytes.iter().chain([&payload_bytes]).all(|&bytes| bytes <= SHORT_PAYLOAD_BYTES_MAX);
-        let write = |write: &SlotWrite| (write.slot_offset * bytes, to_bytes(write.elements.block(0)));
+        let write = |write: &SlotWrite| (write.part * part_bytes, to_bytes(write.elements.block(0)));
         is_short.then(|| Self {
             contract,
             header,
             kernels,
             payload_bytes,
+            lead_max: Payload { bytes: payload_bytes, ..Payload::default() }.lead_max(ranks),
             writes: round.writes.iter().map(write).collect(),
             sources: round.sources,
             taken_bytes,

@@ -7,7 +7,7 @@ use super::*;
 use crate::engine::OperationRequest;
 use crate::reduce;
 use crate::schedule::CollectiveSpec;
-use crate::shm::{BufferRef, RoundsSize, Segment, TOKEN_BYTES};
+use crate::shm::{BufferRef, Payload, RoundsSize, Segment, TOKEN_BYTES};
 use crate::types::{Algorithm, DType, Operation, ReduceOp, Site};
 
 const RANKS: u32 = 3;
@@ -100,8 +100,9 @@ fn the_next_operation_removes_a_dropped_buffer() {
     assert_eq!(host_rounds.rounds.registry.own_buffer_count(), 0);
 }
 
-/// Lets the first rank poll an operation after other ranks have posted. If the post of a rank is invalid, returns why.
+/// Lets the rank `reader` poll an operation after other ranks have posted. If the post of a rank is invalid, returns why.
 fn find_invalid_post(
+    reader: usize,
     spec: &CollectiveSpec,
     post: impl FnOnce(&mut [ShmRank], &Header),
 ) -> Option<(Rank, &'static str)> {
@@ -109,10 +110,10 @@ fn find_invalid_post(
     let mut operations: Vec<ShmOperation> =
         ranks.iter_mut().map(|rank_state| begin(&mut rank_state.host_rounds, spec)).collect();
     post(&mut ranks, &operations[1].header);
-    let ShmRank { host_rounds, own, .. } = &mut ranks[0];
+    let ShmRank { host_rounds, own, .. } = &mut ranks[reader];
     let memory = &mut own.bytes_mut()[..spec.count() * size_of::<f32>()];
     match host_rounds
-        .poll(&mut operations[0], &mut BufferAccess::from(memory), |_| {})
+        .poll(&mut operations[reader], &mut BufferAccess::from(memory), |_| {})
         .map_err(|error| *error)
     {
         Ok(_) => None,
@@ -124,19 +125,30 @@ fn find_invalid_post(
 /// Regression test: a wrong stamp near the end of the ring buffer caused a panic, and one after the end a wait without end.
 #[test]
 fn a_payload_that_does_not_end_in_the_ring_buffer_is_reported_with_the_rank_that_posted_it() {
-    // A ring buffer has 8 units of 128 bytes: 4 slots of 256 bytes. The reduction needs 88 bytes, and the broadcast 256 bytes.
-    // At place 0, directly after the header, there are 80 bytes.
-    for place in [0, 1, 7, 8, 9, 60_000] {
-        for (last_place, spec) in [
-            (8, CollectiveSpec::AllReduce { count: SLOT }),
-            (7, CollectiveSpec::Broadcast { count: SLOT, root: Rank::new(1) }),
+    // A ring buffer has 8 units of 128 bytes: 4 slots of 256 bytes. The reductions need bytes 0 to 88 of the payload of rank 1,
+    // or 88 to 172, and the broadcast needs 256 bytes. At place 0, directly after the header, there are 80 bytes.
+    const EXCHANGE_PLACE: usize = 65_533;
+    for place in [0, 1, 7, 8, 9, 60_000, 65_532, EXCHANGE_PLACE, 65_534] {
+        for (reader, last_place, spec) in [
+            (0, 8, CollectiveSpec::AllReduce { count: SLOT }),
+            (2, 7, CollectiveSpec::AllReduce { count: SLOT }),
+            (0, 7, CollectiveSpec::Broadcast { count: SLOT, root: Rank::new(1) }),
         ] {
-            let is_invalid = !(1..=last_place).contains(&place);
-            let found = find_invalid_post(&spec, |ranks, header| {
+            let is_valid = match place {
+                // A broadcast among three ranks has no exchange buffers.
+                EXCHANGE_PLACE => spec.operation() == Operation::AllReduce,
+                // Places in cells and long cells.
+                65_532 | 65_534 => true,
+                _ => (1..=last_place).contains(&place),
+            };
+            let found = find_invalid_post(reader, &spec, |ranks, header| {
+                if reader != 0 {
+                    ranks[0].host_rounds.rounds.post_with_place(1, header, 1);
+                }
                 ranks[1].host_rounds.rounds.post_with_place(1, header, place);
             });
             let expected = (Rank::new(1), "it posted a payload that does not end inside its memory");
-            assert_eq!(found, is_invalid.then_some(expected), "place {place}");
+            assert_eq!(found, (!is_valid).then_some(expected), "rank {reader} at place {place}");
         }
     }
 }
@@ -149,9 +161,10 @@ fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
         (CollectiveSpec::Barrier, 0, "without in-place reduction"),
         (CollectiveSpec::Broadcast { count: COUNT, root: Rank::new(1) }, 0, "without in-place reduction"),
     ] {
-        let found = find_invalid_post(&spec, |ranks, header| {
+        let found = find_invalid_post(0, &spec, |ranks, header| {
             ranks[1].host_rounds.rounds.post_exposed(1, header, BufferRef { buffer, offset: 0 });
-            ranks[2].host_rounds.rounds.write_payload(1, SLOT * size_of::<f32>(), (0, &[]));
+            let payload = Payload { bytes: SLOT * size_of::<f32>(), ..Payload::default() };
+            ranks[2].host_rounds.rounds.write_payload(1, payload, (0, 0, &[]));
             ranks[2].host_rounds.rounds.post(1, header);
         });
         let (rank, what) = found.expect(expected);
@@ -162,7 +175,7 @@ fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
 /// Without this check, a rank would look for the post again and again, without sleeping and without a deadline.
 #[test]
 fn a_rank_that_posts_the_number_of_a_wrong_round_is_named() {
-    let found = find_invalid_post(&CollectiveSpec::AllReduce { count: SLOT }, |ranks, _| {
+    let found = find_invalid_post(0, &CollectiveSpec::AllReduce { count: SLOT }, |ranks, _| {
         // This round has the same header as the first round.
         ranks[1].host_rounds.rounds.post(1 + 2 * LEAD_MAX, &[0; HEADER_WORDS]);
     });

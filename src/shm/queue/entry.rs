@@ -75,12 +75,3 @@ pub enum NextEntry {
     /// A message, of which nothing has been read.
     Message(QueueMessage),
 }
-
-/// The result of [`QueueReceiver::read`].
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct QueueRead {
-    /// The number of bytes that were copied.
-    pub bytes: usize,
-    /// Whether an entry has been read completely, so that the sender has more space.
-    pub has_freed_space: bool,
-}

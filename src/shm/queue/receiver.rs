@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::entry::{
     BYTES_IN_CELL_MAX, EntryBytes, KIND_BEGIN, KIND_BYTES, KIND_MASK, KIND_MESSAGE, NextEntry, PASSES_BUFFER,
-    QueueError, QueueMessage, QueueRead,
+    QueueError, QueueMessage,
 };
 use crate::shm::host::{HostMemoryLayout, QueueLayout};
 use crate::shm::memory::{SegmentMemory, WORD_BYTES, pause_between_looks};
@@ -136,7 +136,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
             match self.peek()? {
                 NextEntry::Nothing => break,
                 NextEntry::Bytes => {
-                    filled += self.read(&mut [IoSliceMut::new(&mut target[filled..])], 0)?.bytes;
+                    filled += self.read(&mut [IoSliceMut::new(&mut target[filled..])], 0)?;
                 }
                 // A message does not begin in the middle of another message.
                 NextEntry::Message(_) => return Err(QueueError::Kind(KIND_MESSAGE)),
@@ -145,15 +145,15 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         Ok(filled)
     }
 
-    /// Copies bytes of one entry into `parts`, after their first `skip` bytes. Copies nothing if no entry is there, or if the
-    /// entry is a message that [`QueueReceiver::begin_message`] has not begun. Returns an error if the sender has written a
-    /// wrong entry.
-    pub fn read(&mut self, parts: &mut [IoSliceMut<'_>], skip: usize) -> Result<QueueRead, QueueError> {
+    /// Copies bytes of one entry into `parts`, after their first `skip` bytes. Returns their number: 0 if no entry is there, or
+    /// if the entry is a message that [`QueueReceiver::begin_message`] has not begun. Returns an error if the sender has written
+    /// a wrong entry.
+    pub fn read(&mut self, parts: &mut [IoSliceMut<'_>], skip: usize) -> Result<usize, QueueError> {
         if self.unread.count == 0 {
-            let Some([kind_and_bytes, start]) = self.next_words()? else { return Ok(QueueRead::default()) };
+            let Some([kind_and_bytes, start]) = self.next_words()? else { return Ok(0) };
             match kind_and_bytes & KIND_MASK {
                 KIND_BYTES => {}
-                KIND_MESSAGE => return Ok(QueueRead::default()),
+                KIND_MESSAGE => return Ok(0),
                 kind => return Err(QueueError::Kind(kind)),
             }
             self.unread = self.check_bytes((kind_and_bytes >> 32) as u32, start)?;
@@ -172,12 +172,11 @@ impl<M: SegmentMemory> QueueReceiver<M> {
             start += end - first;
             left -= end - first;
         }
-        let bytes = count as usize - left;
         self.unread = EntryBytes { start, count: left as u32, passed };
         if left == 0 {
             self.finish_entry(passed);
         }
-        Ok(QueueRead { bytes, has_freed_space: left == 0 })
+        Ok(count as usize - left)
     }
 
     /// Returns the words 1 and 2 of the next cell; `None` if the entry is not there.

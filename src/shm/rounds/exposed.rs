@@ -5,14 +5,15 @@ use std::ptr;
 
 use super::super::memory::RoundsMemory;
 use super::ShmRounds;
-use super::layout::{EXPOSED_PLACE, Header};
+use super::layout::{EXPOSED_PLACE, Header, Payload};
 use super::registry::{BUFFER_REF_BYTES, BufferRef, ExposedParts};
 
 impl<M: RoundsMemory> ShmRounds<M> {
     /// Posts the location of exposed elements instead of a payload. Do not call [`ShmRounds::write_payload`] for this round.
     pub fn post_exposed(&mut self, round: u64, header: &Header, buffer_ref: BufferRef) {
         let words = [buffer_ref.buffer, buffer_ref.offset].map(u64::to_le_bytes);
-        self.write_payload(round, BUFFER_REF_BYTES, (0, words.as_flattened()));
+        let payload = Payload { bytes: BUFFER_REF_BYTES, ..Payload::default() };
+        self.write_payload(round, payload, (0, 0, words.as_flattened()));
         self.next_post.place = EXPOSED_PLACE;
         self.post(round, header);
     }
@@ -46,7 +47,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         element_bytes: usize,
     ) -> Result<Option<BufferRef>, &'static str> {
         let posted =
-            Some(rank).filter(|&rank| rank != self.rank).and_then(|rank| self.read_post(rank, round));
+            Some(rank).filter(|&rank| rank != self.rank).and_then(|rank| self.read_post(rank, round, 0));
         let Some(posted) = posted.filter(|posted| posted.is_exposed) else { return Ok(None) };
         let posted = posted.bytes(0..BUFFER_REF_BYTES).ok_or("it posted no location")?;
         let (words, _) = posted.as_chunks();

@@ -2,6 +2,7 @@
 //! short collective takes less time than a look for some pages in the second level of a processor's TLB.
 
 use crate::shm::memory::{UNIT_BYTES, WORD_BYTES};
+use crate::types::part_index;
 
 /// How many rounds a rank may be ahead of the others, if its payloads follow their headers.
 pub const LEAD_MAX: u64 = 32;
@@ -18,9 +19,11 @@ pub(super) const HEADER_STEP: u64 = 37;
 pub(super) const INLINE_PAYLOAD_BYTES_MAX: usize = UNIT_BYTES - POST_HEADER_BYTES;
 /// The length in bytes of a cell, which contains one payload.
 pub const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
-/// The number of cells of a rank. More than [`SHORT_LEAD_MAX`] are necessary, because the others may still read the oldest of
-/// these rounds; a power of two is fast.
+/// The number of cells of a rank, and of its long cells. More than [`SHORT_LEAD_MAX`] are necessary, because the others may still
+/// read the oldest of these rounds; a power of two is fast.
 pub(super) const SHORT_CELLS: u64 = 2 * SHORT_LEAD_MAX;
+/// The length in bytes of a long cell, which contains a payload of a rank that reads nothing in the round.
+pub(super) const LONG_CELL_BYTES: usize = 16 << 10;
 /// The number of payloads of maximum length for which a ring buffer has space. At least three are necessary: for
 /// the payload that other ranks read, for the payload that this rank writes, and for the unused space at the end. ADR 35 says
 /// why it is longer.
@@ -35,6 +38,13 @@ pub(super) const PLACE_BITS: u32 = 16;
 pub(super) const EXPOSED_PLACE: usize = (1 << PLACE_BITS) - 1;
 /// The place in the stamp of a payload in a cell.
 pub(super) const CELL_PLACE: usize = EXPOSED_PLACE - 1;
+/// The place in the stamp of a payload in exchange buffers.
+pub(super) const EXCHANGE_PLACE: usize = CELL_PLACE - 1;
+/// The place in the stamp of a payload in a long cell. Smaller numbers than this are places in the ring buffer.
+pub(super) const LONG_CELL_PLACE: usize = EXCHANGE_PLACE - 1;
+/// The number of exchange buffers of a rank. A rank may write a payload of round r there when the others have posted round r - 1.
+/// Then they no longer read the payloads of round r - 2, which were in the same buffers.
+const EXCHANGE_BUFFERS: u64 = 2;
 /// The number of 64-bit words of a post header without its stamp.
 pub const HEADER_WORDS: usize = 5;
 
@@ -57,7 +67,30 @@ impl RoundsSize {
     }
 
     pub(super) const fn bytes_per_rank(self) -> usize {
-        RING_BUFFER_OFFSET + self.ring_buffer_bytes()
+        RING_BUFFER_OFFSET
+            + self.ring_buffer_bytes()
+            + EXCHANGE_BUFFERS as usize * self.exchange_buffer_bytes()
+    }
+
+    pub(super) const fn exchange_buffer_bytes(self) -> usize {
+        in_units(self.slot_bytes)
+    }
+
+    /// Returns where the elements are that the rank `from` posts for `to` in exchange buffers in `round`: the rank in whose
+    /// memory they are, the index of the part, and the offset in the memory of this rank. A part has `part_bytes` bytes, or is
+    /// the whole payload of one of two ranks. The place is that of the part of `to` for `from` two rounds before. So each rank
+    /// writes memory that it has read, which its processor has in the cache (ADR 102).
+    pub(super) fn exchange_place(
+        self,
+        (from, to): (usize, usize),
+        round: u64,
+        part_bytes: usize,
+    ) -> (usize, usize, usize) {
+        let is_swapped = round / EXCHANGE_BUFFERS % 2 == 1;
+        let (owner, other) = if is_swapped { (to, from) } else { (from, to) };
+        let part = part_index(owner, other);
+        let buffer = (round % EXCHANGE_BUFFERS) as usize * self.exchange_buffer_bytes();
+        (owner, part, RING_BUFFER_OFFSET + self.ring_buffer_bytes() + buffer + part * part_bytes)
     }
 
     pub(super) const fn ring_buffer_bytes(self) -> usize {
@@ -68,36 +101,76 @@ impl RoundsSize {
 /// The length in bytes of a post header: the stamp, with the number of the round and, in the lowest [`PLACE_BITS`] bits, the
 /// place of the payload; and then the words of [`Header`].
 pub(super) const POST_HEADER_BYTES: usize = (1 + HEADER_WORDS) * WORD_BYTES;
-/// Where the cells and the ring buffer begin in the memory of a rank, after the sleep flag and the headers, one unit for each.
+/// Where the cells, the long cells and the ring buffer begin in the memory of a rank, after the sleep flag and the headers, one
+/// unit for each. The exchange buffers follow the ring buffer.
 pub(super) const CELLS_OFFSET: usize = (1 + HEADERS as usize) * UNIT_BYTES;
-pub(super) const RING_BUFFER_OFFSET: usize = CELLS_OFFSET + SHORT_CELLS as usize * SHORT_PAYLOAD_BYTES_MAX;
+pub(super) const LONG_CELLS_OFFSET: usize = CELLS_OFFSET + SHORT_CELLS as usize * SHORT_PAYLOAD_BYTES_MAX;
+pub(super) const RING_BUFFER_OFFSET: usize = LONG_CELLS_OFFSET + SHORT_CELLS as usize * LONG_CELL_BYTES;
+
+/// What a rank posts in a round.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Payload {
+    pub bytes: usize,
+    /// If the payload has a part for each other rank, which only this rank reads: the length of a part. Otherwise 0.
+    pub part_bytes: usize,
+    /// Whether this rank also reads payloads in the round.
+    pub is_exchanged: bool,
+}
+
+impl Payload {
+    /// Returns the place of this payload of one of `ranks` ranks; `None` if it goes to the ring buffer. With several readers of a
+    /// byte, exchange buffers are slower than the ring buffer. A rank that also reads in the round is not ahead of the others
+    /// anyway, so it needs no long cell, and for two ranks the ring buffer is faster (ADR 103).
+    fn fixed_place(&self, ranks: usize) -> Option<usize> {
+        match self.bytes {
+            bytes if bytes <= INLINE_PAYLOAD_BYTES_MAX => Some(0),
+            bytes if bytes <= SHORT_PAYLOAD_BYTES_MAX => Some(CELL_PLACE),
+            _ if self.is_exchanged && (self.part_bytes > 0 || ranks == 2) => Some(EXCHANGE_PLACE),
+            bytes if bytes <= LONG_CELL_BYTES && !self.is_exchanged && ranks > 2 => Some(LONG_CELL_PLACE),
+            _ => None,
+        }
+    }
+
+    /// Returns how many rounds this one of `ranks` ranks may be ahead of the others when it writes the payload.
+    pub fn lead_max(&self, ranks: usize) -> u64 {
+        match self.fixed_place(ranks) {
+            Some(0) => LEAD_MAX,
+            Some(CELL_PLACE | LONG_CELL_PLACE) => SHORT_LEAD_MAX,
+            _ => 1,
+        }
+    }
+}
 
 /// The payload that this rank posts next.
 #[derive(Default)]
 pub(super) struct NextPost {
     /// The round in which this rank posts the payload; 0 before the first round.
     pub(super) round: u64,
-    /// The place of the payload: 0 means directly after the header, and n at the nth unit of the ring buffer. [`CELL_PLACE`] and
-    /// [`EXPOSED_PLACE`] have other meanings.
+    /// The place of the payload: 0 means directly after the header, and n at the nth unit of the ring buffer. Numbers from
+    /// [`LONG_CELL_PLACE`] on have other meanings.
     pub(super) place: usize,
-    pub(super) length: usize,
+    pub(super) payload: Payload,
+    /// The length of the last payload in the ring buffer.
+    length_in_ring: usize,
     /// The offset in bytes at which the next long payload begins in the ring buffer.
     cursor: usize,
 }
 
 impl NextPost {
     /// Reserves memory for a payload that does not overlap the payload of the round before, which other ranks may still read.
-    pub(super) fn reserve(&mut self, round: u64, bytes: usize, size: RoundsSize) {
-        self.place = if bytes > INLINE_PAYLOAD_BYTES_MAX { CELL_PLACE } else { 0 };
-        if bytes > SHORT_PAYLOAD_BYTES_MAX {
-            // If the cursor is so far that the payload has to begin at 0, the payload before begins after the end of this one.
-            let separate = 2 * in_units(bytes) + in_units(self.length);
-            let end_max = separate.max(USED_BYTES_OF_ALL_RANKS / size.ranks).min(size.ring_buffer_bytes());
-            let start = if self.cursor + bytes > end_max { 0 } else { self.cursor };
-            self.place = start / UNIT_BYTES + 1;
-            self.cursor = in_units(start + bytes);
-        }
-        (self.round, self.length) = (round, bytes);
+    pub(super) fn reserve(&mut self, round: u64, payload: Payload, size: RoundsSize) {
+        (self.round, self.payload) = (round, payload);
+        self.place =
+            payload.fixed_place(size.ranks).unwrap_or_else(|| self.reserve_in_ring(payload.bytes, size));
+    }
+
+    fn reserve_in_ring(&mut self, bytes: usize, size: RoundsSize) -> usize {
+        // If the cursor is so far that the payload has to begin at 0, the payload before begins after the end of this one.
+        let separate = 2 * in_units(bytes) + in_units(self.length_in_ring);
+        let end_max = separate.max(USED_BYTES_OF_ALL_RANKS / size.ranks).min(size.ring_buffer_bytes());
+        let start = if self.cursor + bytes > end_max { 0 } else { self.cursor };
+        (self.cursor, self.length_in_ring) = (in_units(start + bytes), bytes);
+        start / UNIT_BYTES + 1
     }
 }
 

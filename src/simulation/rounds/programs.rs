@@ -14,7 +14,8 @@ pub fn random_program(random: &mut StdRng, world: WorldSize, slot_bytes: usize) 
         // In a program of one kind, the same ranks are ahead of the others all the time.
         let one_way = [Operation::Broadcast, Operation::Scatter, Operation::Gather];
         let kinds = [&one_way[..2], &one_way[2..], &one_way[..]][random.random_range(0..3)];
-        let (count_max, other_root) = (if random.random_bool(0.5) { 4 } else { 30 }, random.random_bool(0.3));
+        let count_maxima = if slot_bytes > 256 { [4, 30, 1500] } else { [4, 30, 30] };
+        let (count_max, other_root) = (count_maxima[random.random_range(0..3)], random.random_bool(0.3));
         for _ in 0..random.random_range(50..150) {
             let call = SimCall::random_call_of(kinds[random.random_range(0..kinds.len())], random, &groups);
             let root = Rank::new(u32::from(other_root && random.random_bool(0.1)));
