@@ -23,7 +23,7 @@ use crate::shm::{
     BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, LEAD_MAX, RemoteBuffer, RoundsMemory, Segment,
     ShmRounds, ShortPost, pause_between_looks,
 };
-use crate::types::{Algorithm, Contract, Rank, RankSet, Site, WorldSize, part_index};
+use crate::types::{Algorithm, Contract, Rank, RankSet, Site, WorldSize};
 use crate::wire::{self, CONTRACT_WORDS};
 
 /// The most calls that the engine has not recorded. The other ranks are at most [`LEAD_MAX`] rounds behind this rank, and they
@@ -232,14 +232,14 @@ impl<M: RoundsMemory> HostRounds<M> {
                     target.copy_from_slice(&bytes);
                 }
             }
-            ShortWork::Fold(_, _, range) if range.is_empty() => {}
-            ShortWork::Fold(ranks, part_bytes, range) => {
+            ShortWork::Fold(_, range) if range.is_empty() => {}
+            ShortWork::Fold(ranks, range) => {
                 let own = memory.bytes_mut(range);
                 rounds.before_own_write(own);
                 let (world, length) = ((rounds.rank(), rounds.size().ranks), own.len());
                 let (kernels, lower) = (call.kernels.as_ref(), &mut self.lower_ranks_piece);
                 reduce_in_rank_order(kernels, (world, *ranks), own, lower, |from| {
-                    payload(from, part_index(from, world.0) * part_bytes, length)
+                    payload(from, call.taken_bytes[from] - length, length)
                 });
             }
         }

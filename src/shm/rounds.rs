@@ -8,7 +8,7 @@
 //! in exchange buffers those of round r - 2, also of other ranks. So all others must have posted the round before.
 //!
 //! If ranks call different operations in a round, they may divide exchange buffers differently and write the same bytes. No rank
-//! uses them: either only two ranks have these buffers, or every rank compares all headers before it reads.
+//! uses these bytes, because every rank compares all headers before it reads. Two ranks always write different buffers.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -179,6 +179,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
             && (part_bytes == 0 || start + source.len() <= part_bytes);
         assert!(is_inside, "the payload must be long enough");
         assert!(self.posted < round, "another rank may read this memory");
+        // The inverse of `part_index`.
         let to = part + usize::from(part >= self.rank);
         let (offset, _) = self.part_offset((self.rank, to), round, (place, part_bytes));
         self.posts.memory.write(offset + start, source);

@@ -28,9 +28,8 @@ pub(crate) struct ShortCall {
 pub(super) enum ShortWork {
     /// It copies these parts of the payloads of other ranks: the rank, the place in its payload, and the place in the buffer.
     Take(Box<[(usize, usize, Range<usize>)]>),
-    /// It reduces the payloads of this number of ranks into this part of the buffer: its parts of this number of bytes, or whole
-    /// payloads if this is 0.
-    Fold(usize, usize, Range<usize>),
+    /// It reduces the payloads of this number of ranks, or its parts of them, into this part of the buffer.
+    Fold(usize, Range<usize>),
 }
 
 pub(crate) enum ShortResult {
@@ -63,7 +62,7 @@ impl ShortCall {
         let work = match &round.work {
             RoundWork::Take(takes) => ShortWork::Take(takes.iter().map(taken).collect()),
             RoundWork::Fold(fold) if !fold.is_posted_next => {
-                ShortWork::Fold(fold.ranks as usize, part_bytes, to_bytes(fold.elements.block(0)))
+                ShortWork::Fold(fold.ranks as usize, to_bytes(fold.elements.block(0)))
             }
             RoundWork::Fold(_) | RoundWork::FoldInPlace(_) => return None,
         };
