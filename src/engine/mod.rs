@@ -225,7 +225,7 @@ impl Engine {
     /// Records that the driver has sent the whole segment that [`Engine::poll_transmit`] returned for `peer`.
     pub fn handle_sent_segment(&mut self, operation: OpId, peer: Rank) {
         let Some(running) = self.operations.get_mut(&operation) else { return };
-        running.record_sent_segment(peer);
+        running.record_segment(peer, true);
         if running.sends_to(peer) {
             self.links.get_or_default(peer).send_queue.runnable.push_back(operation);
         }
@@ -250,7 +250,7 @@ impl Engine {
             link.return_credit(bytes);
         }
         if let Some(running) = self.operations.get_mut(&operation) {
-            running.record_applied_segment(peer);
+            running.record_segment(peer, false);
             for peer in running.receivers() {
                 self.links.get_or_default(peer).send_queue.resume_after_data(operation);
             }

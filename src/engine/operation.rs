@@ -56,12 +56,13 @@ struct Transfers {
     bytes: usize,
 }
 
-impl Transfers {
-    fn add(&mut self, step: usize, bytes: usize) {
-        self.steps.push(step);
-        self.bytes += bytes;
+impl PeerProgress {
+    fn transfers(&mut self, is_sent: bool) -> &mut Transfers {
+        if is_sent { &mut self.sends } else { &mut self.receives }
     }
+}
 
+impl Transfers {
     /// Returns the step of the first transfer that is not complete, if there is one.
     fn next_step(&self) -> Option<usize> {
         self.steps.get(self.next).copied()
@@ -139,17 +140,15 @@ impl RunningOperation {
         let element_bytes = info.contract.dtype.size_bytes();
         let mut unfinished_transfers = 0;
         for (index, step) in schedule.steps.iter().enumerate() {
-            if let Some(send) = &step.send
-                && let Some(peer_progress) = find_peer(&mut peers, send.peer)
-            {
-                peer_progress.sends.add(index, send.range.len() * element_bytes);
-                unfinished_transfers += 1;
-            }
-            if let Some(receive) = &step.receive
-                && let Some(peer_progress) = find_peer(&mut peers, receive.peer)
-            {
-                peer_progress.receives.add(index, receive.range.len() * element_bytes);
-                unfinished_transfers += 1;
+            for (transfer, is_sent) in [(&step.send, true), (&step.receive, false)] {
+                if let Some(StepTransfer { peer, range, .. }) = transfer
+                    && let Some(peer_progress) = find_peer(&mut peers, *peer)
+                {
+                    let transfers = peer_progress.transfers(is_sent);
+                    transfers.steps.push(index);
+                    transfers.bytes += range.len() * element_bytes;
+                    unfinished_transfers += 1;
+                }
             }
         }
         let mut peers_without_ready = 0;
@@ -213,7 +212,7 @@ impl RunningOperation {
     }
 
     /// Returns the segment to send to `peer` next, or why no segment may be sent now. `credit` is the number of bytes that may be
-    /// sent on credit. The next call must come after [`RunningOperation::record_sent_segment`].
+    /// sent on credit. The next call must come after [`RunningOperation::record_segment`].
     pub(super) fn take_next_send(&mut self, peer: Rank, credit: usize) -> NextSend {
         let element_bytes = self.info.contract.dtype.size_bytes();
         let Some(peer_progress) = self.peer_progress(peer) else { return NextSend::Nothing };
@@ -263,12 +262,15 @@ impl RunningOperation {
         }
     }
 
-    /// Records that the segment of the last [`RunningOperation::take_next_send`] has been sent.
-    pub(super) fn record_sent_segment(&mut self, peer: Rank) {
+    /// Records that the segment of the last [`RunningOperation::take_next_send`] has been sent or, if `is_sent` is false, that the
+    /// segment that was due from `peer` has been applied.
+    pub(super) fn record_segment(&mut self, peer: Rank, is_sent: bool) {
         let Some(peer_progress) = find_peer(&mut self.peers, peer) else { return };
-        let Some(step) = peer_progress.sends.next_step() else { return };
-        let Some(send) = &self.steps[step].send else { return };
-        let is_complete = peer_progress.sends.count_segment(&send.range, self.segment_elements);
+        let transfers = peer_progress.transfers(is_sent);
+        let Some(step) = transfers.next_step() else { return };
+        let Step { send, receive, .. } = &self.steps[step];
+        let Some(transfer) = (if is_sent { send } else { receive }) else { return };
+        let is_complete = transfers.count_segment(&transfer.range, self.segment_elements);
         self.unfinished_transfers -= usize::from(is_complete);
     }
 
@@ -281,15 +283,6 @@ impl RunningOperation {
         let is_destination_free = self.is_destination_free(step, segment.offset + segment.range.len());
         let is_ready = is_destination_free && self.is_dependency_applied(receive, &segment.range);
         Some(DueSegment { segment, action: self.steps[step].action, is_ready, is_destination_free })
-    }
-
-    /// Records that the segment that was due from `peer` has been applied.
-    pub(super) fn record_applied_segment(&mut self, peer: Rank) {
-        let Some(peer_progress) = find_peer(&mut self.peers, peer) else { return };
-        let Some(step) = peer_progress.receives.next_step() else { return };
-        let Some(receive) = &self.steps[step].receive else { return };
-        let is_complete = peer_progress.receives.count_segment(&receive.range, self.segment_elements);
-        self.unfinished_transfers -= usize::from(is_complete);
     }
 
     /// Makes this rank send ready frames to `peer`, because the peer has announced the operation.

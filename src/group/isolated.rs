@@ -10,6 +10,7 @@ use super::options::{JoinOptions, OPERATION_TIMEOUT};
 use super::state::{Origin, SharedJob};
 use super::streams::Streams;
 use crate::rendezvous::{Member, Roster, SharedSettings, StartError};
+use crate::transport::SocketTransport as _;
 use crate::transport::tcp::{CONNECT_TIMEOUT, IsolatedGroup, SocketOptions, TcpTransport};
 use crate::types::Rank;
 
@@ -128,7 +129,8 @@ fn dial_higher_ranks(transport: &mut TcpTransport, epoch: Instant) -> io::Result
         if transport.has_dialed() || now >= deadline {
             return Ok(());
         }
-        let events = transport.wait_for_events(now, deadline)?;
+        let until = transport.next_deadline().map_or(deadline, |next| next.min(deadline));
+        let events = transport.listener.wait(now, Some(until))?;
         transport.serve(epoch.elapsed(), events);
     }
 }

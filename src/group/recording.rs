@@ -31,7 +31,7 @@ impl Group {
     pub(super) fn start_recording(&mut self, recorder: Option<Arc<Recorder>>) {
         self.recorder = recorder;
         if let (Some(job), Some(recorder)) = (&self.job, &self.recorder) {
-            job.driver.start_recording(recorder);
+            job.driver.meter().start_recording(recorder);
         }
     }
 }

@@ -110,19 +110,16 @@ impl Group {
         let machine = |rank: &Rank| self.machine_numbers.get(rank.index()).copied().unwrap_or_default();
         let machines: Vec<u32> = self.members.iter().map(machine).collect();
         let Some(layout) = HostLayout::new(&machines, self.rank) else { return Ok(Ok(())) };
-        let stage_rounds = self.new_stage_rounds()?;
+        // A rank that is alone on its host has no rounds of the first and of the last stage.
+        let stage_rounds: Shared<Vec<HostRounds>> = if self.local_size() == WorldSize::ONE {
+            Ok(Vec::new())
+        } else {
+            let mut local = self.local_group();
+            [local.new_host_rounds()?, local.new_host_rounds()?].into_iter().collect()
+        };
         let stage_rounds = self.confirm(stage_rounds, Site::here(), |_| {})?;
         let hierarchical_data = |stage_rounds| HierarchicalData { layout, stage_rounds };
         Ok(stage_rounds.map(|rounds| self.hierarchical_data = Some(hierarchical_data(rounds))))
-    }
-
-    /// Creates the rounds of the first and of the last stage for the members on this host; none for a rank that is alone.
-    fn new_stage_rounds(&self) -> Result<Shared<Vec<HostRounds>>, Error> {
-        if self.local_size() == WorldSize::ONE {
-            return Ok(Ok(Vec::new()));
-        }
-        let mut local = self.local_group();
-        Ok([local.new_host_rounds()?, local.new_host_rounds()?].into_iter().collect())
     }
 
     /// Creates shared memory for a group whose ranks are all on this host. All ranks of the group have to call this method.

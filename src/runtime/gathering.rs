@@ -23,7 +23,7 @@ impl Gathering {
         mut buffer: Memory,
         element_bytes: usize,
     ) -> Option<(Memory, Self)> {
-        let bytes = workspace.elements().checked_mul(element_bytes)?;
+        let bytes = (workspace.world.as_usize() * workspace.count).checked_mul(element_bytes)?;
         let mut memory = Memory::owned(zeroed::<u64>(bytes.div_ceil(size_of::<u64>()))?);
         let own = slot_bytes(&workspace, workspace.rank, element_bytes);
         memory.bytes_mut(own)?.copy_from_slice(buffer.access().all_writable()?);

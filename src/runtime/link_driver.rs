@@ -21,7 +21,7 @@ use crate::reduce::Kernels;
 use crate::schedule::{Action, Schedule};
 use crate::shm::SegmentMemory;
 use crate::transport::local_links::LinkTransport;
-use crate::transport::{SocketTransport, TransferResult};
+use crate::transport::{SocketTransport, TransferError};
 use crate::types::{Contract, Rank, RankMap, Site};
 use crate::wire::frame::HEADER_BYTES;
 
@@ -246,9 +246,11 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         };
         let mut started = operations.meter.start();
         let moved = transport.send(peer, &outgoing.unsent(payload));
-        operations.meter.end_transfer(ProfilePart::Send, &mut started, peer, moved.bytes());
+        let bytes = moved.as_ref().ok().copied().filter(|&bytes| bytes > 0);
+        operations.meter.end_transfer(ProfilePart::Send, &mut started, peer, bytes);
         match moved {
-            TransferResult::Bytes(count) => {
+            Ok(0) => return false,
+            Ok(count) => {
                 link.counters.bytes_sent += count as u64;
                 outgoing.sent += count;
                 if outgoing.sent == HEADER_BYTES + payload.len() {
@@ -262,19 +264,17 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
                     }
                     link.outgoing = None;
                 }
-                true
             }
-            TransferResult::Blocked => false,
-            TransferResult::Lost(detail) | TransferResult::Corrupt(detail) => {
+            Err(TransferError::Lost(detail) | TransferError::Corrupt(detail)) => {
                 // The peer may have sent the root cause before the link was lost. So continue to read.
                 link.outgoing = None;
                 link.is_closed_for_sending = true;
                 if matches!(link.incoming, IncomingFrame::Refused) {
                     link.handle_loss(peer, &detail, engine);
                 }
-                true
             }
         }
+        true
     }
 
     /// Receives bytes from `peer` with one call of the transport. Returns whether anything has changed.
@@ -314,24 +314,19 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
             }
             None => transport.receive(peer, &mut [IoSliceMut::new(target)], 0),
         };
-        operations.meter.end_transfer(ProfilePart::Receive, &mut started, peer, moved.bytes());
+        let bytes = moved.as_ref().ok().copied().filter(|&bytes| bytes > 0);
+        operations.meter.end_transfer(ProfilePart::Receive, &mut started, peer, bytes);
         match moved {
-            TransferResult::Bytes(count) => {
+            Ok(0) => return false,
+            Ok(count) => {
                 link.counters.bytes_received += count as u64;
                 link.count_received(count);
                 link.handle_complete_frames(peer, engine, operations);
-                true
             }
-            TransferResult::Blocked => false,
-            TransferResult::Lost(detail) => {
-                link.handle_loss(peer, &detail, engine);
-                true
-            }
-            TransferResult::Corrupt(detail) => {
-                link.refuse(peer, detail, engine);
-                true
-            }
+            Err(TransferError::Lost(detail)) => link.handle_loss(peer, &detail, engine),
+            Err(TransferError::Corrupt(detail)) => link.refuse(peer, detail, engine),
         }
+        true
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct ActiveOperations {
     /// The segments that have arrived too early, by operation and sender, in the order of their arrival.
     pub(crate) stored: BTreeMap<(OperationKey, Rank), VecDeque<(FrameHeader, AlignedBytes)>>,
     /// The bytes of the messages from this rank to itself that no receive has matched, by the operation that sends the message.
-    messages_to_self: BTreeMap<OpId, Vec<u8>>,
+    pub(crate) messages_to_self: BTreeMap<OpId, Vec<u8>>,
     pub(crate) meter: Meter,
 }
 
@@ -95,12 +95,6 @@ pub(crate) enum FramePayload {
 }
 
 impl ActiveOperations {
-    pub(crate) fn release(&mut self) {
-        self.stored.clear();
-        self.messages_to_self.clear();
-        self.active = SortedMap::default();
-    }
-
     /// Copies or reduces a segment that has arrived outside of the operation's buffer.
     fn apply(
         &mut self,

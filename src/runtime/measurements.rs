@@ -173,16 +173,6 @@ impl ProfilePart {
             Action::Reduce | Action::ReduceLast => Self::Reduce,
         }
     }
-
-    /// Returns the name of the part in a timeline; `None` if it is not in the timeline.
-    const fn step_name(self) -> Option<&'static str> {
-        match self {
-            Self::Send => Some("send"),
-            Self::Receive => Some("receive"),
-            Self::Reduce => Some("reduce"),
-            Self::Wait => None,
-        }
-    }
 }
 
 /// Measures the profile of a job. While the profile is off, a measurement costs only the reading of a flag.
@@ -259,7 +249,7 @@ impl Meter {
         self.add(part, started, (moved.is_some(), transfer));
     }
 
-    /// Ends a part. The timeline gets it if it `is_visible`, with its transfer.
+    /// Ends a part. The timeline gets it if it `is_visible` and no wait, with its transfer.
     fn add(
         &self,
         part: ProfilePart,
@@ -273,7 +263,13 @@ impl Meter {
             let parts = if IN_BACKGROUND.get() { &self.0.background } else { &self.0.calls };
             parts[part as usize].fetch_add((now - begun).as_nanos() as u64, Ordering::Relaxed);
         }
-        if let (true, Some(name), Some(recorder)) = (is_visible, part.step_name(), self.recorder()) {
+        let name = match part {
+            ProfilePart::Send => "send",
+            ProfilePart::Receive => "receive",
+            ProfilePart::Reduce => "reduce",
+            ProfilePart::Wait => return,
+        };
+        if let (true, Some(recorder)) = (is_visible, self.recorder()) {
             recorder.add_part(name, transfer, (begun, now));
         }
     }

@@ -45,8 +45,9 @@ pub struct HostLayout {
     host: usize,
     /// The local rank: the index of this rank among the ranks of its host.
     local: usize,
-    /// The bytes of each slice of a block that a host sends to another host in one step of the ring.
-    chunk_bytes: usize,
+    /// The bytes of each slice of a block that a host sends to another host in one step of the ring. In tests, it is lower, so
+    /// that short buffers have several blocks.
+    pub chunk_bytes: usize,
 }
 
 impl HostLayout {
@@ -65,12 +66,6 @@ impl HostLayout {
         let (host, local) = place.expect("`host_ids` has an entry for the rank");
         let is_useful = hosts.len() > 1 && hosts.len() < host_ids.len();
         is_useful.then_some(Self { hosts, host, local, chunk_bytes: CHUNK_BYTES })
-    }
-
-    /// Returns this layout with shorter blocks, so that short buffers have several blocks.
-    #[cfg(test)]
-    pub fn with_chunk_bytes(self, chunk_bytes: usize) -> Self {
-        Self { chunk_bytes, ..self }
     }
 
     pub fn local_ranks(&self) -> &[Rank] {

@@ -103,10 +103,6 @@ impl GatherWorkspace {
         let slot = (rank.index() + n - self.first.index()) % n;
         slot * self.count..(slot + 1) * self.count
     }
-
-    pub fn elements(&self) -> usize {
-        self.world.as_usize() * self.count
-    }
 }
 
 impl From<Vec<Step>> for Schedule {

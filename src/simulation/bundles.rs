@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
-use crate::transport::TransferResult;
+use crate::transport::TransferError;
 use crate::transport::poller::Event;
 use crate::transport::tcp::{Bundle, Connection, SendSpace};
 
@@ -216,7 +216,7 @@ impl FrameFlow {
             let header = rest.len().min(64);
             let parts = [IoSlice::new(&rest[..header]), IoSlice::new(&rest[header..])];
             match link.ends[self.from].send(&parts) {
-                TransferResult::Bytes(count) => {
+                Ok(count) => {
                     self.sent.extend(&rest[..count]);
                     self.sent_of_first += count;
                     if self.sent_of_first == frame.len() {
@@ -227,7 +227,6 @@ impl FrameFlow {
                         }
                     }
                 }
-                TransferResult::Blocked => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -237,9 +236,8 @@ impl FrameFlow {
         let mut parts = buffers.each_mut().map(|buffer| IoSliceMut::new(buffer));
         let count = link.random.random_range(1..=2);
         match link.ends[1 - self.from].receive(&mut parts[..count]) {
-            TransferResult::Bytes(count) => self.received.extend(buffers.concat().into_iter().take(count)),
-            TransferResult::Blocked => {}
-            TransferResult::Lost(_) if self.is_done() => {}
+            Ok(count) => self.received.extend(buffers.concat().into_iter().take(count)),
+            Err(TransferError::Lost(_)) if self.is_done() => {}
             other => panic!("after {} of {} bytes: {other:?}", self.received.len(), self.total_bytes),
         }
     }

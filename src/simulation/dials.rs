@@ -78,7 +78,7 @@ impl DialModelState {
         match &mut self.sides[side] {
             SideState::Idle => self.open(side, connection),
             SideState::Opening(opening) => {
-                let (ours, earlier) = (opening.ours, opening.peer_connection().copied());
+                let (ours, earlier) = (opening.ours, opening.theirs);
                 if let Some(link) = opening.handle_peer_dial(connection) {
                     self.connections[ours].is_closed[side] = true;
                     self.open(side, link);
@@ -93,7 +93,7 @@ impl DialModelState {
     fn handle_failed_dial(&mut self, side: usize) {
         let SideState::Opening(opening) = &mut self.sides[side] else { panic!("{self:?}") };
         self.connections[opening.ours].is_closed[side] = true;
-        match opening.handle_failed_dial() {
+        match opening.theirs.take() {
             Some(theirs) => self.open(side, theirs),
             None => self.sides[side] = SideState::Lost,
         }
@@ -179,7 +179,7 @@ impl DialModelState {
     fn dial_again(&mut self, side: usize, closed: usize) {
         self.connections[closed].is_closed[side] = true;
         let SideState::Opening(opening) = &self.sides[side] else { panic!("{self:?}") };
-        if opening.peer_connection().is_some() {
+        if opening.theirs.is_some() {
             return self.handle_failed_dial(side);
         }
         let again = self.dial(side);
@@ -191,7 +191,7 @@ impl DialModelState {
     /// The acceptor has accepted the connection `own`, which the side has dialed.
     fn use_own_dial(&mut self, side: usize, own: usize) {
         let SideState::Opening(opening) = &self.sides[side] else { panic!("{self:?}") };
-        if let Some(theirs) = opening.peer_connection().copied() {
+        if let Some(theirs) = opening.theirs {
             self.connections[theirs].is_closed[side] = true;
         }
         self.open(side, own);

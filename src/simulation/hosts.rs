@@ -55,8 +55,10 @@ impl SimGroup {
                 if member_hosts.iter().all(|host| *host == member_hosts[0]) {
                     SimMedium::SharedMemory
                 } else {
-                    HostLayout::new(&member_hosts, Rank::new(own as u32)).map_or(SimMedium::Links, |layout| {
-                        SimMedium::Hosts(layout.with_chunk_bytes(memory_use.chunk_bytes))
+                    let layout = HostLayout::new(&member_hosts, Rank::new(own as u32));
+                    layout.map_or(SimMedium::Links, |mut layout| {
+                        layout.chunk_bytes = memory_use.chunk_bytes;
+                        SimMedium::Hosts(layout)
                     })
                 }
             }

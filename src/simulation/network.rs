@@ -16,7 +16,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::transport::{SocketTransport, TransferResult};
+use crate::transport::{SocketTransport, TransferError, TransferResult};
 use crate::types::Rank;
 
 /// The properties of a simulated network.
@@ -30,8 +30,7 @@ pub struct SimConfig {
     pub jitter: Duration,
     /// The bandwidth of each direction of each link, in bytes per second.
     pub bandwidth: u64,
-    /// The maximum number of bytes in flight in one direction of a link. At this limit, the sender gets
-    /// [`TransferResult::Blocked`].
+    /// The maximum number of bytes in flight in one direction of a link. At this limit, a send moves no bytes.
     pub window_bytes: usize,
     /// Each send or receive moves a random number of bytes, from 1 to this maximum.
     pub piece_bytes_max: usize,
@@ -309,21 +308,21 @@ impl SimNetwork {
 
     fn send(&mut self, from: Rank, to: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
         if self.killed.contains_key(&to) || self.killed.contains_key(&from) {
-            return TransferResult::Lost("the simulated process was killed".into());
+            return Err(TransferError::Lost("the simulated process was killed".into()));
         }
         let is_open = self.is_open(from, to);
         let (now, config, random) = (self.now, &self.config, &mut self.random);
         let pipe = self.pipes.entry((from, to)).or_default();
         if pipe.is_cut {
-            return TransferResult::Lost("the simulated link was cut".into());
+            return Err(TransferError::Lost("the simulated link was cut".into()));
         }
         if !is_open {
-            return TransferResult::Blocked;
+            return Ok(0);
         }
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let room = config.window_bytes.saturating_sub(pipe.in_flight_bytes).min(total);
         if room == 0 || pipe.free_at > now {
-            return TransferResult::Blocked;
+            return Ok(0);
         }
         let length = random.random_range(1..=config.piece_bytes_max).min(room);
         let mut piece: VecDeque<u8> =
@@ -338,7 +337,7 @@ impl SimNetwork {
         pipe.in_flight.push_back((pipe.last_arrival, piece));
         pipe.in_flight_bytes += length;
         self.bytes_moved += length as u64;
-        TransferResult::Bytes(length)
+        Ok(length)
     }
 
     /// Sends a wake byte, for which a socket always has space.
@@ -363,15 +362,15 @@ impl SimNetwork {
         let killed_at = self.killed.get(&from).copied();
         let pipe = self.pipes.entry((from, to)).or_default();
         if pipe.is_cut {
-            return TransferResult::Lost("the simulated link was cut".into());
+            return Err(TransferError::Lost("the simulated link was cut".into()));
         }
         let has_arrived = pipe.in_flight.front().is_some_and(|piece| piece.0 <= now);
         if !has_arrived || self.stalled.contains(&from) {
             let has_ended = pipe.has_ended(killed_at, now);
             return if has_ended {
-                TransferResult::Lost("the peer closed the connection".into())
+                Err(TransferError::Lost("the peer closed the connection".into()))
             } else {
-                TransferResult::Blocked
+                Ok(0)
             };
         }
         // One call may read several pieces, as from a stream.
@@ -389,7 +388,7 @@ impl SimNetwork {
         }
         pipe.in_flight_bytes -= moved;
         self.bytes_moved += moved as u64;
-        if moved == 0 { TransferResult::Blocked } else { TransferResult::Bytes(moved) }
+        Ok(moved)
     }
 }
 

@@ -200,18 +200,18 @@ impl QueueRank {
         let count = ends.random.random_range(1..100).min(ends.begun - ends.sent);
         let bytes: Vec<u8> = (ends.sent..ends.sent + count).map(|position| position as u8).collect();
         // A message of two entries may need more space than the whole arena has, but not in a passed buffer.
-        let bytes_max = if ends.receiver.owned_buffers().is_empty() { 64 } else { 128 };
+        let bytes_max = if ends.receiver.owned.is_empty() { 64 } else { 128 };
         let is_message = (1..=bytes_max).contains(&count) && ends.random.random_bool(0.5);
         let write = |ends: &mut QueueEnds| {
             if !is_message {
                 return ends.sender.write(&[IoSlice::new(&bytes)], 0);
             }
-            let is_sent = ends.sender.write_message([0; 2], &bytes, ends.receiver.owned_buffers())?;
+            let is_sent = ends.sender.write_message([0; 2], &bytes, &mut ends.receiver.owned)?;
             Ok(if is_sent { count } else { 0 })
         };
         let mut sent = write(ends)?;
         if sent == 0 && count > 0 {
-            self.signals.wait_for_space(0, ends.sender.read_count());
+            self.signals.wait_for_space(0, ends.sender.read_count);
             if self.omission != Some(Omission::SecondWrite) {
                 sent = write(ends)?;
             }

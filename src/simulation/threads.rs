@@ -356,7 +356,7 @@ impl SimDriver {
             let state = self.world.lock();
             self.world.now.store(tick, Ordering::Relaxed);
             self.world.sockets_changed.notify_all();
-            self.core.changed().with_timeout.notify_all();
+            self.core.changed.with_timeout.notify_all();
             drop((state, core));
         }
     }

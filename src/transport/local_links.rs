@@ -15,7 +15,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 pub use self::message::{LocalMessage, NextFrame};
-use super::{SocketTransport, TransferResult};
+use super::{SocketTransport, TransferError, TransferResult};
 use crate::shm::{
     HostMemoryLayout, NextEntry, QueueError, QueueReceiver, QueueSender, QueueSignals, SegmentMemory,
     exceeds_caches,
@@ -150,7 +150,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         }
         let sent = self.sockets.send(peer, parts);
         if let Some(socket_bytes) = self.socket_bytes.get_mut(peer.index()) {
-            socket_bytes.sent += sent.bytes().unwrap_or(0) as u64;
+            socket_bytes.sent += *sent.as_ref().unwrap_or(&0) as u64;
         }
         sent
     }
@@ -159,12 +159,12 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
     /// `length` bytes: bytes of a queue go past the caches into a long buffer ([`copy_to_buffer`](crate::shm::copy_to_buffer)).
     pub fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>], length: usize) -> TransferResult {
         if let Some((link, mut context)) = self.local_link(peer) {
-            link.receiver.set_target_long(exceeds_caches(2 * length));
+            link.receiver.is_target_long = exceeds_caches(2 * length);
             return link.receive(&mut context, parts);
         }
         let received = self.sockets.receive(peer, parts);
         if let Some(socket_bytes) = self.socket_bytes.get_mut(peer.index()) {
-            socket_bytes.received += received.bytes().unwrap_or(0) as u64;
+            socket_bytes.received += *received.as_ref().unwrap_or(&0) as u64;
         }
         received
     }
@@ -222,11 +222,11 @@ impl<M: SegmentMemory> LocalLink<M> {
         let mut sent = 0;
         while sent < wanted {
             match self.sender.write(parts, sent) {
-                Ok(0) if sent > 0 || self.full_at == Some(self.sender.read_count()) => break,
+                Ok(0) if sent > 0 || self.full_at == Some(self.sender.read_count) => break,
                 // Look again after the signal: the peer may have read an entry before it could see the signal.
                 Ok(0) => {
-                    self.full_at = Some(self.sender.read_count());
-                    context.signals.wait_for_space(self.index, self.sender.read_count());
+                    self.full_at = Some(self.sender.read_count);
+                    context.signals.wait_for_space(self.index, self.sender.read_count);
                 }
                 Ok(count) => {
                     sent += count;
@@ -237,11 +237,11 @@ impl<M: SegmentMemory> LocalLink<M> {
                 }
                 Err(error) => {
                     self.problem = Some(error);
-                    return TransferResult::Corrupt(error.to_string());
+                    return Err(TransferError::Corrupt(error.to_string()));
                 }
             }
         }
-        if sent == 0 { TransferResult::Blocked } else { TransferResult::Bytes(sent) }
+        Ok(sent)
     }
 
     /// Receives bytes from the queue or, before the peer has changed over, from the socket.
@@ -256,14 +256,13 @@ impl<M: SegmentMemory> LocalLink<M> {
         for _ in 0..WAKE_READS_MAX {
             match self.receive_from_queue(context, parts) {
                 Ok(0) => {}
-                Ok(count) => return TransferResult::Bytes(count),
+                Ok(count) => return Ok(count),
                 Err(why) => return self.refuse(context, why),
             }
             // Entries that the peer wrote before its socket ended were there when this rank read the queue.
-            if let Some(why) = &self.socket_end {
-                let result = TransferResult::Lost(why.clone());
+            if let Some(why) = self.socket_end.clone() {
                 self.stop_waiting(context);
-                return result;
+                return Err(TransferError::Lost(why));
             }
             if let Some(result) = self.receive_from_socket(context, parts) {
                 return result;
@@ -379,16 +378,16 @@ impl<M: SegmentMemory> LocalLink<M> {
             context.sockets.receive(context.peer, &mut [IoSliceMut::new(&mut wake_bytes)])
         };
         match received {
-            TransferResult::Bytes(_) if !is_link => {
+            Ok(1..) if !is_link => {
                 *context.has_wake_bytes = true;
                 None
             }
-            TransferResult::Bytes(count) => match self.count_link_bytes(context, count) {
+            Ok(count @ 1..) => match self.count_link_bytes(context, count) {
                 Ok(0) => None,
-                Ok(count) => Some(TransferResult::Bytes(count)),
+                Ok(count) => Some(Ok(count)),
                 Err(error) => Some(self.refuse(context, error.to_string())),
             },
-            TransferResult::Lost(why) => {
+            Err(TransferError::Lost(why)) => {
                 self.socket_end = Some(why);
                 None
             }
@@ -416,7 +415,7 @@ impl<M: SegmentMemory> LocalLink<M> {
     fn refuse<S>(&mut self, context: &LinkContext<'_, S, M>, why: String) -> TransferResult {
         self.receiving = Receiving::Nothing;
         self.stop_waiting(context);
-        TransferResult::Corrupt(why)
+        Err(TransferError::Corrupt(why))
     }
 
     /// Records that this rank waits no more for entries or space: a link that is not read must not keep it awake.

@@ -17,27 +17,15 @@ use std::time::Duration;
 
 use crate::types::Rank;
 
-/// The result of a send or a receive on a link.
+/// The number of bytes that a send or a receive on a link has moved. After 0, try again when the transport has handled an event.
+pub type TransferResult = Result<usize, TransferError>;
+
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum TransferResult {
-    /// The number of bytes that were moved: at least 1.
-    Bytes(usize),
-    /// No bytes can be moved now. Try again after the transport has handled an event.
-    Blocked,
+pub enum TransferError {
     /// The link is lost and will not be opened again; the text says why.
     Lost(String),
     /// The peer has sent invalid data; the text says what is wrong. A link returns this once. Later bytes are meaningless.
     Corrupt(String),
-}
-
-impl TransferResult {
-    /// Returns how many bytes were moved; `None` if none were.
-    pub const fn bytes(&self) -> Option<usize> {
-        match self {
-            Self::Bytes(count) => Some(*count),
-            Self::Blocked | Self::Lost(_) | Self::Corrupt(_) => None,
-        }
-    }
 }
 
 /// Sockets that carry links to peers. A link is an ordered stream of bytes in each direction.

@@ -54,7 +54,7 @@ pub(crate) struct CoreLock<C: DrivenCore, P: Primitives> {
     /// The number of threads that wait for the lock. The thread that drives the event loop yields the lock to them.
     contenders: P::Counter,
     /// Signals that an operation has ended, or that no thread waits for the sockets.
-    changed: P::Condvar,
+    pub(crate) changed: P::Condvar,
     progress_work: P::Condvar,
 }
 
@@ -104,11 +104,6 @@ impl<C: DrivenCore, P: Primitives> CoreLock<C, P> {
 
     pub(crate) fn is_contended(&self) -> bool {
         P::get(&self.contenders) > 0
-    }
-
-    #[cfg(test)]
-    pub(crate) fn changed(&self) -> &P::Condvar {
-        &self.changed
     }
 }
 

@@ -48,7 +48,6 @@ use super::memory::{self, Memory};
 use crate::engine::{
     DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp,
 };
-use crate::observe::recorder::Recorder;
 use crate::transport::scheduling::request_short_slices;
 
 /// After the last group is closed: the maximum time for which the driver waits for operations that are still active.
@@ -116,10 +115,6 @@ impl Driver {
         }
         core.shm_counters.add_to(&mut statistics);
         statistics
-    }
-
-    pub(crate) fn start_recording(&self, recorder: &Arc<Recorder>) {
-        self.shared.meter.start_recording(recorder);
     }
 
     pub(crate) fn meter(&self) -> &Meter {

@@ -144,8 +144,11 @@ impl DriverShared {
     ) -> io::Result<bool> {
         let looks = if posts.is_empty() { LOOKS_PER_POLL } else { 1 };
         let (mut spins, mut polled) = (0, Duration::ZERO);
+        let are_posted = |awaited: &AwaitedPosts| {
+            awaited.ranks.indices().all(|rank| awaited.posts.has_posted(rank, awaited.round))
+        };
         while polled < spin {
-            let is_posted = posts.iter().any(AwaitedPosts::are_posted);
+            let is_posted = posts.iter().any(are_posted);
             // Without queues, nothing changes.
             let has_changed = signals.is_some_and(|signals| {
                 (0..looks).any(|_| {

@@ -38,7 +38,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             let stages = block.stages.into_iter().map(|stage| match stage {
                 CollectiveStage::OverLinks(schedule) => {
                     self.link_stages.enqueue(request.group, (id, index));
-                    Ok(PendingStage::OverLinks(schedule))
+                    let memory_and_kernels = (Memory::none(), kernels.clone());
+                    Ok(PendingStage::OverLinks(LinkStage::Plain(schedule, memory_and_kernels)))
                 }
                 CollectiveStage::OnHost(memory_number, spec) => {
                     // On each host the ranks only add. The reduction between the hosts divides the sums.
@@ -54,7 +55,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                         self.link_stages.enqueue(request.group | RESULTS_GROUP_BIT, (id, index));
                     }
                     let encoding = encoding.clone().expect("an exchange of encoded elements has an encoding");
-                    Ok(PendingStage::Encoded(Box::new(EncodedBlock::new(encoding, *exchange, start))))
+                    let block = Box::new(EncodedBlock::new(encoding, *exchange, start));
+                    Ok(PendingStage::OverLinks(LinkStage::Exchange(block, ExchangeState::Ready)))
                 }
             });
             remaining.push(stages.collect::<Result<VecDeque<_>, Failure>>()?);
@@ -62,7 +64,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let unfinished_blocks = remaining.len();
         let (whole, parts) = memory.into_parts(&ranges);
         let request = request.begun(now);
-        let staged = StagedCollective { whole, request, number, kernels, remaining, unfinished_blocks };
+        let staged = StagedCollective { whole, request, number, remaining, unfinished_blocks };
         // Insert the collective before its stages begin: it owns the whole buffer, which must outlive the parts.
         self.staged_collectives.insert(id, staged);
         for (block, memory) in parts.into_iter().enumerate() {
@@ -105,22 +107,21 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             }
             return Ok(());
         };
-        // All stages share the timeout of the whole collective.
-        let request = staged.request;
-        let id = match stage {
-            PendingStage::OnHost(task) => self.begin_shm_task(now, request, ShmTask { memory, ..*task })?,
-            PendingStage::OverLinks(schedule) => {
-                let stage = LinkStage::Plain(schedule, (memory, staged.kernels.clone()));
+        match stage {
+            PendingStage::OnHost(task) => {
+                // All stages share the timeout of the whole collective.
+                let request = staged.request;
+                let id = self.begin_shm_task(now, request, ShmTask { memory, ..*task })?;
+                self.stage_of.insert(id, block);
+            }
+            PendingStage::OverLinks(mut stage) => {
+                match &mut stage {
+                    LinkStage::Plain(_, (elements, _)) => *elements = memory,
+                    LinkStage::Exchange(exchange, _) => exchange.elements = memory,
+                }
                 self.link_stages.stages.insert(block, stage);
-                return Ok(());
             }
-            PendingStage::Encoded(mut exchange) => {
-                exchange.elements = memory;
-                self.link_stages.stages.insert(block, LinkStage::Exchange(exchange, ExchangeState::Ready));
-                return Ok(());
-            }
-        };
-        self.stage_of.insert(id, block);
+        }
         Ok(())
     }
 

@@ -3,16 +3,16 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::link_stages::LinkStage;
 use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
 use crate::observe::event::{Direction, OperationStart};
 use crate::reduce::Kernels;
-use crate::runtime::encoding::{EncodedBlock, Encoding};
+use crate::runtime::encoding::Encoding;
 use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::host_rounds::operation::ShmOperation;
 use crate::runtime::memory::{Memory, SplitBuffer};
-use crate::schedule::Schedule;
 use crate::schedule::hierarchy::Block;
-use crate::shm::{Posts, RoundsMemory, Segment};
+use crate::shm::{Posts, Segment};
 use crate::types::{Rank, RankSet};
 
 /// The time for which a thread polls shared memory before it sleeps, if each rank has a processor. The other ranks usually need
@@ -85,17 +85,10 @@ pub(super) struct AwaitedPosts<M = Segment> {
     pub(super) ranks: RankSet,
 }
 
-impl<M: RoundsMemory> AwaitedPosts<M> {
-    pub(super) fn are_posted(&self) -> bool {
-        self.ranks.indices().all(|rank| self.posts.has_posted(rank, self.round))
-    }
-}
-
 pub(super) struct StagedCollective {
     pub(super) whole: SplitBuffer,
     pub(super) request: OperationRequest,
     pub(super) number: u64,
-    pub(super) kernels: Option<Kernels>,
     pub(super) remaining: Vec<VecDeque<PendingStage>>,
     pub(super) unfinished_blocks: usize,
 }
@@ -104,6 +97,5 @@ pub(super) struct StagedCollective {
 /// in the same order on all ranks of a host.
 pub(super) enum PendingStage {
     OnHost(Box<ShmTask>),
-    OverLinks(Schedule),
-    Encoded(Box<EncodedBlock>),
+    OverLinks(LinkStage),
 }

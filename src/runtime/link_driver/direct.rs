@@ -6,7 +6,7 @@ use crate::runtime::link_io::IncomingFrame;
 use crate::runtime::measurements::ProfilePart;
 use crate::shm::SegmentMemory;
 use crate::transport::local_links::{LocalMessage, NextFrame};
-use crate::transport::{SocketTransport, TransferResult};
+use crate::transport::{SocketTransport, TransferError};
 use crate::types::Rank;
 use crate::wire::frame::HEADER_BYTES;
 
@@ -91,9 +91,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
             }
             IncomingFrame::Direct { message, filled } if has_begun => {
                 match transport.receive_rest(source, &mut target[filled..message.bytes], LOOKS) {
-                    TransferResult::Bytes(count) => (message, filled + count),
-                    TransferResult::Blocked => (message, filled),
-                    TransferResult::Lost(why) | TransferResult::Corrupt(why) => {
+                    Ok(count) => (message, filled + count),
+                    Err(TransferError::Lost(why) | TransferError::Corrupt(why)) => {
                         link.refuse(source, why, engine);
                         return DirectReceive::NeedsOperation;
                     }

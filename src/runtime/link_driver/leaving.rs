@@ -1,11 +1,12 @@
 //! How a rank ends its links: after a failure, and when it leaves the job.
 
 use std::io::IoSliceMut;
+use std::mem;
 
 use super::{DISCARD_BYTES, LinkDriver};
-use crate::runtime::link_io::{FramePayload, IncomingFrame, LinkIo, PayloadTarget};
+use crate::runtime::link_io::{ActiveOperations, FramePayload, IncomingFrame, LinkIo, PayloadTarget};
 use crate::shm::SegmentMemory;
-use crate::transport::{SocketTransport, TransferResult};
+use crate::transport::{SocketTransport, TransferError};
 use crate::types::Rank;
 
 impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
@@ -25,7 +26,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
 
     /// Releases all buffers after a failure. Segments that are partly sent are not completed.
     pub fn release(&mut self) {
-        self.operations.release();
+        let meter = mem::take(&mut self.operations.meter);
+        self.operations = ActiveOperations { meter, ..ActiveOperations::default() };
         for link in self.links.values_mut() {
             // If nothing of a segment has been sent, for example because the link has not opened, the peer still gets the cause.
             link.outgoing
@@ -66,9 +68,9 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         let mut discarded = [0; DISCARD_BYTES];
         loop {
             match self.transport.receive(peer, &mut [IoSliceMut::new(&mut discarded)], 0) {
-                TransferResult::Bytes(_) | TransferResult::Corrupt(_) => {}
-                TransferResult::Blocked => return,
-                TransferResult::Lost(_) => break,
+                Ok(0) => return,
+                Ok(_) | Err(TransferError::Corrupt(_)) => {}
+                Err(TransferError::Lost(_)) => break,
             }
         }
         link.is_lost = true;

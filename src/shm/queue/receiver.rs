@@ -21,10 +21,11 @@ pub struct QueueReceiver<M> {
     cell: usize,
     /// The bytes of this entry that have not been read; none if this rank has not begun to read it.
     unread: EntryBytes,
-    /// The passed buffers that belong to this rank, the one whose bytes it has read last at the end.
-    owned: Vec<u8>,
-    /// Whether the bytes go to a buffer that is longer than the caches.
-    is_target_long: bool,
+    /// The passed buffers that belong to this rank, for `QueueSender::write_message`. The last one is that whose bytes it has
+    /// read last.
+    pub owned: Vec<u8>,
+    /// Whether the parts that [`QueueReceiver::read`] fills belong to a buffer that is longer than the caches.
+    pub is_target_long: bool,
 }
 
 impl<M: SegmentMemory> QueueReceiver<M> {
@@ -43,16 +44,6 @@ impl<M: SegmentMemory> QueueReceiver<M> {
             owned,
             is_target_long: false,
         }
-    }
-
-    /// Returns the passed buffers that belong to this rank, for `QueueSender::write_message`.
-    pub fn owned_buffers(&mut self) -> &mut Vec<u8> {
-        &mut self.owned
-    }
-
-    /// Sets whether the parts that [`QueueReceiver::read`] fills belong to a buffer that is longer than the caches.
-    pub fn set_target_long(&mut self, is_target_long: bool) {
-        self.is_target_long = is_target_long;
     }
 
     /// Returns the number of the entry that this rank reads next.

@@ -17,7 +17,7 @@ pub struct QueueSender<M> {
     /// The offset of its cell in the memory.
     cell: usize,
     /// The number of entries that the receiver had read when this rank last looked.
-    read_count: u64,
+    pub read_count: u64,
     /// For each cell: the value of `head` after its last entry. A position in the arena counts all bytes since the start, so the
     /// offset in the arena is the position modulo the length of the arena.
     ends: Box<[u64]>,
@@ -42,11 +42,6 @@ impl<M: SegmentMemory> QueueSender<M> {
         let layout = layout.queue(from, to);
         let (ends, cell) = (vec![0; layout.cell_count].into_boxed_slice(), layout.cell(0));
         Self { memory, layout, next: 0, cell, read_count: 0, ends, head: 0, head_offset: 0, tail: 0 }
-    }
-
-    /// Returns the number of entries that the receiver had read when this rank last looked.
-    pub fn read_count(&self) -> u64 {
-        self.read_count
     }
 
     /// Adds the first entry. `socket_bytes` is the number of bytes that this rank has sent to the receiver over the socket.

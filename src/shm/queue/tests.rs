@@ -162,7 +162,7 @@ fn random_words_of_a_peer_do_no_harm() {
                     let _ = receiver.read_rest(&mut bytes, 1);
                 }
             }
-            assert!(receiver.owned_buffers().len() < 3);
+            assert!(receiver.owned.len() < 3);
         }
     }
 }
@@ -192,7 +192,7 @@ fn an_answer_is_in_the_buffer_of_the_message() {
     for (round, (from, bytes, place)) in messages.into_iter().enumerate() {
         let payload: Vec<u8> = (0..bytes).map(|index| (index + round) as u8).collect();
         let (sender, receiver) = &mut ends[from];
-        assert!(sender.write_message([0; 2], &payload, receiver.owned_buffers()).unwrap());
+        assert!(sender.write_message([0; 2], &payload, &mut receiver.owned).unwrap());
         let (_, receiver) = &mut ends[1 - from];
         let Ok(NextEntry::Message(message)) = receiver.peek() else { panic!("message {round}") };
         assert_eq!(message.first.start, place, "message {round}");
@@ -201,5 +201,5 @@ fn an_answer_is_in_the_buffer_of_the_message() {
         assert_eq!(receiver.read_rest(&mut copy[count..], 1), Ok(bytes - count));
         assert_eq!(copy, payload, "message {round}");
     }
-    assert_eq!(ends.map(|(_, mut receiver)| receiver.owned_buffers().clone()), [vec![0, 1], vec![]]);
+    assert_eq!(ends.map(|(_, receiver)| receiver.owned), [vec![0, 1], vec![]]);
 }

@@ -14,7 +14,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         if !link.is_sending || link.full_at.is_some() || link.problem.is_some() {
             return false;
         }
-        match link.sender.write_message(message.label(), payload, link.receiver.owned_buffers()) {
+        match link.sender.write_message(message.label(), payload, &mut link.receiver.owned) {
             Ok(true) => {
                 link.wake_receiver(&mut context);
                 true
@@ -66,12 +66,12 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
     /// Receives more bytes of a message that [`LinkTransport::receive_message`] has begun to receive. `target` is its rest. Looks
     /// at most `looks` times for each entry.
     pub fn receive_rest(&mut self, peer: Rank, target: &mut [u8], looks: u32) -> TransferResult {
-        let Some((link, mut context)) = self.local_link(peer) else { return TransferResult::Blocked };
+        let Some((link, mut context)) = self.local_link(peer) else { return Ok(0) };
         match link.problem.take().map_or_else(|| link.receiver.read_rest(target, looks), Err) {
-            Ok(0) => TransferResult::Blocked,
+            Ok(0) => Ok(0),
             Ok(count) => {
                 link.report_freed_space(&mut context);
-                TransferResult::Bytes(count)
+                Ok(count)
             }
             Err(error) => link.refuse(&context, error.to_string()),
         }

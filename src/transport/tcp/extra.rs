@@ -16,7 +16,7 @@ impl TcpTransport {
     pub(super) fn open_extra_connections(&mut self, now: Duration, peer: Rank) {
         let Some(bundle) = self.bundle_mut(peer) else { return };
         let total = bundle.stream_count();
-        bundle.expect_connections(usize::from(total) - 1);
+        bundle.expected_connections = usize::from(total) - 1;
         for stream_id in (1..total).map(|index| StreamId { index, total }) {
             if let Err(why) = self.dial(now, peer, stream_id) {
                 self.handle_failed_extra_connection(peer, stream_id, &why);

@@ -10,7 +10,6 @@ use mio::Interest;
 use super::{IsolatedGroup, SocketOptions, TcpLink, TcpTransport};
 use crate::transport::SocketTransport as _;
 use crate::transport::listener::Listener;
-use crate::transport::poller::Event;
 use crate::types::Rank;
 
 impl TcpTransport {
@@ -49,12 +48,6 @@ impl TcpTransport {
             TcpLink::Lost(why) => Some((peer, why.as_str())),
             TcpLink::Opening(_) => Some((peer, "it did not complete the handshake in time")),
         })
-    }
-
-    /// Waits for events, at most until the time `until`. Returns an error if the system call fails, or the queue has been taken.
-    pub fn wait_for_events(&mut self, now: Duration, until: Duration) -> io::Result<Vec<Event>> {
-        let until = self.next_deadline().map_or(until, |deadline| deadline.min(until));
-        self.listener.wait(now, Some(until))
     }
 
     /// Adds the connections that the lower ranks of this isolated group have opened to the port of `job`, which from now on

@@ -36,7 +36,7 @@ pub(crate) use self::simultaneous_open::SimultaneousOpen;
 use super::incoming::AcceptedConnection;
 use super::listener::Listener;
 use super::poller::Event;
-use super::{SocketTransport, TransferResult};
+use super::{SocketTransport, TransferError, TransferResult};
 use crate::types::Rank;
 use crate::wire::handshake::{ConnectionPurpose, Introduction, StreamId};
 
@@ -126,7 +126,7 @@ impl TcpTransport {
             match link {
                 TcpLink::Open(bundle) => all.extend(bundle.connections().map(AsRawFd::as_raw_fd)),
                 TcpLink::Opening(opening) => {
-                    all.extend(opening.peer_connection().map(|accepted| accepted.stream.as_raw_fd()));
+                    all.extend(opening.theirs.as_ref().map(|accepted| accepted.stream.as_raw_fd()));
                 }
                 // The connections of a lost link are closed.
                 TcpLink::Lost(_) => {}
@@ -178,14 +178,13 @@ impl TcpTransport {
             Err(failure) => failure,
         };
         let link = self.links.get(&peer);
-        let has_peer_dialed =
-            matches!(link, Some(TcpLink::Opening(opening)) if opening.peer_connection().is_some());
+        let has_peer_dialed = matches!(link, Some(TcpLink::Opening(opening)) if opening.theirs.is_some());
         let may_dial_again = failure.was_too_slow && !has_peer_dialed;
         let again = if may_dial_again { self.dial(now, peer, stream_id) } else { Err(failure.why) };
         match (again, self.links.get_mut(&peer)) {
             (Ok(again), Some(TcpLink::Opening(opening))) => opening.ours = again,
             (Ok(_), _) => {}
-            (Err(why), Some(TcpLink::Opening(opening))) => match opening.handle_failed_dial() {
+            (Err(why), Some(TcpLink::Opening(opening))) => match opening.theirs.take() {
                 Some(accepted) => self.accept_link(peer, accepted),
                 None => drop(self.links.insert(peer, TcpLink::Lost(why))),
             },
@@ -271,15 +270,15 @@ impl TcpTransport {
     }
 
     fn bundle_mut(&mut self, peer: Rank) -> Option<&mut Bundle<TcpStream>> {
-        self.open_link(peer).ok()
+        self.open_link(peer).ok().flatten()
     }
 
-    /// Returns the connections of the link to `peer`, or why they cannot send and receive.
-    fn open_link(&mut self, peer: Rank) -> Result<&mut Bundle<TcpStream>, TransferResult> {
+    /// Returns the connections of the link to `peer`, if it is open, or why it is lost.
+    fn open_link(&mut self, peer: Rank) -> Result<Option<&mut Bundle<TcpStream>>, TransferError> {
         match self.links.get_mut(&peer) {
-            Some(TcpLink::Open(bundle)) => Ok(bundle),
-            Some(TcpLink::Lost(why)) => Err(TransferResult::Lost(why.clone())),
-            Some(TcpLink::Opening(_)) | None => Err(TransferResult::Blocked),
+            Some(TcpLink::Open(bundle)) => Ok(Some(bundle)),
+            Some(TcpLink::Lost(why)) => Err(TransferError::Lost(why.clone())),
+            Some(TcpLink::Opening(_)) | None => Ok(None),
         }
     }
 }
@@ -301,11 +300,11 @@ impl SocketTransport for TcpTransport {
     }
 
     fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
-        self.open_link(peer).map_or_else(|result| result, |bundle| bundle.send(parts))
+        self.open_link(peer)?.map_or(Ok(0), |bundle| bundle.send(parts))
     }
 
     fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
-        self.open_link(peer).map_or_else(|result| result, |bundle| bundle.receive(parts))
+        self.open_link(peer)?.map_or(Ok(0), |bundle| bundle.receive(parts))
     }
 
     fn close_sending(&mut self, peer: Rank) {

@@ -7,8 +7,9 @@ use crate::types::Rank;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct SimultaneousOpen<D, A> {
     pub(crate) ours: D,
-    /// The connection that the peer has opened, if any. The peer waits for this rank's verdict.
-    theirs: Option<A>,
+    /// The connection that the peer has opened, if any. The peer waits for this rank's verdict. After this rank's connection has
+    /// failed, it becomes the link.
+    pub(crate) theirs: Option<A>,
     /// Whether this rank is the lower of the two ranks, so that this rank's connection wins.
     ours_wins: bool,
 }
@@ -16,11 +17,6 @@ pub(crate) struct SimultaneousOpen<D, A> {
 impl<D, A> SimultaneousOpen<D, A> {
     pub(crate) fn new(own: Rank, peer: Rank, ours: D) -> Self {
         Self { ours, theirs: None, ours_wins: own < peer }
-    }
-
-    /// Returns the connection of the peer that waits for this rank's verdict, if there is one.
-    pub(crate) fn peer_connection(&self) -> Option<&A> {
-        self.theirs.as_ref()
     }
 
     /// Handles a connection of the peer, which has sent its proof. Returns the connection if it becomes the link; then this rank
@@ -31,10 +27,5 @@ impl<D, A> SimultaneousOpen<D, A> {
         }
         self.theirs = Some(theirs);
         None
-    }
-
-    /// Returns the connection that becomes the link after this rank's connection has failed; `None` if the link is lost.
-    pub(crate) fn handle_failed_dial(&mut self) -> Option<A> {
-        self.theirs.take()
     }
 }

@@ -109,13 +109,12 @@ pub(super) fn assert_linked(ranks: &mut [TestRank], now: Duration) {
     assert_eq!(ranks[0].connection_addresses(1), ranks[1].connection_addresses(0));
     for (from, to) in [(0, 1), (1, 0)] {
         let [from_rank, to_rank] = [from, to].map(|rank| Rank::new(rank as u32));
-        let sent = ranks[from].transport.send(to_rank, &[IoSlice::new(&[42])]);
-        assert_eq!(sent, TransferResult::Bytes(1));
+        assert_eq!(ranks[from].transport.send(to_rank, &[IoSlice::new(&[42])]), Ok(1));
         let mut byte = [0];
         handle_events_until(ranks, &[to], now, |ranks| {
             match ranks[to].transport.receive(from_rank, &mut [IoSliceMut::new(&mut byte)]) {
-                TransferResult::Blocked => false,
-                received => received == TransferResult::Bytes(1) || panic!("{received:?}"),
+                Ok(0) => false,
+                received => received == Ok(1) || panic!("{received:?}"),
             }
         });
         assert_eq!(byte, [42]);
@@ -183,7 +182,7 @@ fn the_connection_of_the_higher_rank_is_used_if_the_lower_rank_fails() {
     ranks[1].connect(Duration::ZERO, 0);
     let peers_connection_waits = |ranks: &mut [TestRank]| {
         let TcpLink::Opening(opening) = &ranks[0].transport.links[&Rank::new(1)] else { return false };
-        opening.peer_connection().is_some()
+        opening.theirs.is_some()
     };
     handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, peers_connection_waits);
     // Regression test: a forked child kept the connections of a link that was being opened, because they were not listed.

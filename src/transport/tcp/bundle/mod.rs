@@ -11,7 +11,7 @@ use std::io::{self, IoSlice, Read, Write};
 
 use mio::Token;
 
-use crate::transport::TransferResult;
+use crate::transport::{TransferError, TransferResult};
 use crate::transport::poller::Event;
 use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader};
 
@@ -52,7 +52,8 @@ pub(crate) struct Bundle<P> {
     /// The connections by their number; `None` for a connection that is not open.
     streams: Vec<Option<Stream<P>>>,
     used: usize,
-    expected_connections: usize,
+    /// The number of connections that this rank is opening. Meanwhile the link does not end.
+    pub(crate) expected_connections: usize,
     is_sending_closed: bool,
     sending: SendState,
     receiving: ReceiveState,
@@ -157,11 +158,6 @@ impl<P: Connection> Bundle<P> {
         !self.is_single_connection() && matches!(self.streams.get(usize::from(index)), Some(None))
     }
 
-    /// Sets the number of connections that this rank is opening. Meanwhile the link does not end.
-    pub(crate) fn expect_connections(&mut self, count: usize) {
-        self.expected_connections = count;
-    }
-
     pub(crate) fn decrement_expected_connections(&mut self) {
         self.expected_connections = self.expected_connections.saturating_sub(1);
     }
@@ -226,10 +222,10 @@ impl<P: Connection> Bundle<P> {
                 Ok(None) => break,
                 // Report the sent bytes now. The next call gets the same error again.
                 Err(_) if moved > 0 => break,
-                Err(error) => return TransferResult::Lost(error.to_string()),
+                Err(error) => return Err(TransferError::Lost(error.to_string())),
             }
         }
-        if moved == 0 { TransferResult::Blocked } else { TransferResult::Bytes(moved) }
+        Ok(moved)
     }
 
     /// Makes one write, of `parts` from position `skip` on. Returns how many of these bytes were written, if any are accepted.

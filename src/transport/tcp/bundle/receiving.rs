@@ -3,12 +3,11 @@
 use std::io::{self, IoSliceMut};
 
 use super::{Bundle, Connection, ConnectionEnd, PendingRecord, RecordBuffer, SLICES_MAX, Stream};
-use crate::transport::TransferResult;
+use crate::transport::{TransferError, TransferResult};
 use crate::wire::record::{RECORD_HEADER_BYTES, RecordHeader};
 
 /// The maximum number of bytes that are read ahead from a connection. These bytes are copied once more.
 const READ_AHEAD_BYTES: usize = 4 << 10;
-const ENDED_WITHOUT_REASON: &str = "it closed the connection without saying why";
 
 impl<P: Connection> Bundle<P> {
     pub(crate) fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
@@ -16,20 +15,21 @@ impl<P: Connection> Bundle<P> {
         let mut moved = 0;
         while moved < total && self.receiving.fault.is_none() {
             match self.receive_once(parts, moved, total - moved) {
+                Ok(0) => break,
                 Ok(count) => moved += count,
-                Err(TransferResult::Corrupt(why)) => self.receiving.fault = Some(why),
+                Err(TransferError::Corrupt(why)) => self.receiving.fault = Some(why),
                 // First return the bytes that have been received. The next call then returns this error.
                 Err(_) if moved > 0 => break,
-                Err(result) => return result,
+                Err(error) => return Err(error),
             }
         }
         if moved == 0
             && let Some(why) = self.receiving.fault.take()
         {
             self.receiving.is_corrupt = true;
-            return TransferResult::Corrupt(why);
+            return Err(TransferError::Corrupt(why));
         }
-        if moved == 0 { TransferResult::Blocked } else { TransferResult::Bytes(moved) }
+        Ok(moved)
     }
 
     /// Receives up to `wanted` bytes with at most one read, into the parts from position `skip` on.
@@ -38,12 +38,12 @@ impl<P: Connection> Bundle<P> {
         parts: &mut [IoSliceMut<'_>],
         skip: usize,
         wanted: usize,
-    ) -> Result<usize, TransferResult> {
+    ) -> TransferResult {
         if self.receiving.is_corrupt {
             return self.read_any_connection(parts, skip, wanted);
         }
-        let index = self.find_connection_of_next_record()?;
-        let Some(Some(stream)) = self.streams.get_mut(index) else { return Err(TransferResult::Blocked) };
+        let Some(index) = self.find_connection_of_next_record()? else { return self.why_no_record() };
+        let Some(Some(stream)) = self.streams.get_mut(index) else { return Ok(0) };
         let left = stream.head.and_then(|head| head.left);
         let count = stream.read(parts, skip, wanted.min(left.unwrap_or(usize::MAX)), left)?;
         if let Some(left) = left {
@@ -57,7 +57,7 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Returns the number of the connection whose next record is the link's next record.
-    fn find_connection_of_next_record(&mut self) -> Result<usize, TransferResult> {
+    fn find_connection_of_next_record(&mut self) -> Result<Option<usize>, TransferError> {
         let next = self.receiving.next_record;
         let number = |stream: &Option<Stream<P>>| Some(stream.as_ref()?.head?.number);
         let mut found = self.streams.iter().position(|stream| number(stream) == Some(next));
@@ -71,17 +71,17 @@ impl<P: Connection> Bundle<P> {
             }
         }
         self.close_unused_connections();
-        found.ok_or_else(|| self.reason_for_no_record())
+        Ok(found)
     }
 
-    fn store_header(&mut self, index: usize, header: RecordHeader) -> Result<(), TransferResult> {
+    fn store_header(&mut self, index: usize, header: RecordHeader) -> Result<(), TransferError> {
         let RecordHeader { number, length } = header;
         let heads = self.streams.iter().flatten().filter_map(|stream| stream.head);
         if number < self.receiving.next_record || heads.into_iter().any(|head| head.number == number) {
-            return Err(TransferResult::Corrupt(format!("it sent record {number} twice")));
+            return Err(TransferError::Corrupt(format!("it sent record {number} twice")));
         }
         if length.is_none() && index > 0 {
-            return Err(TransferResult::Corrupt("its last record is not on its first connection".into()));
+            return Err(TransferError::Corrupt("its last record is not on its first connection".into()));
         }
         if let Some(Some(stream)) = self.streams.get_mut(index) {
             stream.head = Some(PendingRecord { number, left: length.map(|length| length as usize) });
@@ -89,26 +89,26 @@ impl<P: Connection> Bundle<P> {
         Ok(())
     }
 
-    /// Returns why no connection has the record that is to be received next.
-    fn reason_for_no_record(&self) -> TransferResult {
+    /// Returns why no connection has the record that is to be received next; 0 if the record may still arrive.
+    fn why_no_record(&self) -> TransferResult {
         for stream in self.streams.iter().flatten() {
             if let Some(ConnectionEnd::Broken(why)) = &stream.end {
-                return TransferResult::Lost(why.clone());
+                return Err(TransferError::Lost(why.clone()));
             }
         }
         if self.have_all_connections_ended() {
-            return ConnectionEnd::Ended.to_result();
+            return Err(ConnectionEnd::Ended.to_error());
         }
         // The record may be on a connection that is still being opened.
         let all =
             |has: fn(&Stream<P>) -> bool| self.streams.iter().all(|stream| stream.as_ref().is_some_and(has));
         if all(|stream| stream.head.is_some()) {
-            return TransferResult::Corrupt(format!("it left out record {}", self.receiving.next_record));
+            return Err(TransferError::Corrupt(format!("it left out record {}", self.receiving.next_record)));
         }
         if all(|stream| stream.head.is_some() || stream.end.is_some()) {
-            return ConnectionEnd::Ended.to_result();
+            return Err(ConnectionEnd::Ended.to_error());
         }
-        TransferResult::Blocked
+        Ok(0)
     }
 
     /// Returns whether all open connections have ended and no further connection is being opened.
@@ -123,23 +123,23 @@ impl<P: Connection> Bundle<P> {
         parts: &mut [IoSliceMut<'_>],
         skip: usize,
         wanted: usize,
-    ) -> Result<usize, TransferResult> {
-        let mut streams = self.streams.iter_mut().flatten();
-        let read = streams.find_map(|stream| stream.read(parts, skip, wanted, None).ok());
-        let has_ended = self.have_all_connections_ended();
-        let nothing = || if has_ended { ConnectionEnd::Ended.to_result() } else { TransferResult::Blocked };
-        read.ok_or_else(nothing)
+    ) -> TransferResult {
+        for stream in self.streams.iter_mut().flatten() {
+            if let Ok(count @ 1..) = stream.read(parts, skip, wanted, None) {
+                return Ok(count);
+            }
+        }
+        if self.have_all_connections_ended() { Err(ConnectionEnd::Ended.to_error()) } else { Ok(0) }
     }
 }
 
 impl<P: Connection> Stream<P> {
     /// Reads the connection's next header. Returns `None` if the header has not arrived completely.
-    fn read_record_header(&mut self) -> Result<Option<RecordHeader>, TransferResult> {
+    fn read_record_header(&mut self) -> Result<Option<RecordHeader>, TransferError> {
         loop {
             if let Some(bytes) = self.buffer.take_header() {
-                return RecordHeader::decode(&bytes)
-                    .map(Some)
-                    .map_err(|error| TransferResult::Corrupt(error.to_string()));
+                let header = RecordHeader::decode(&bytes).map(Some);
+                return header.map_err(|error| TransferError::Corrupt(error.to_string()));
             }
             if !self.is_readable || self.end.is_some() {
                 return Ok(None);
@@ -162,17 +162,17 @@ impl<P: Connection> Stream<P> {
         skip: usize,
         wanted: usize,
         left: Option<usize>,
-    ) -> Result<usize, TransferResult> {
+    ) -> TransferResult {
         let (mut slices, wanted) = subslices(parts, skip, wanted);
         let from_ahead = self.buffer.take_into(&mut slices);
         if from_ahead > 0 {
             return Ok(from_ahead);
         }
         if let Some(end) = &self.end {
-            return Err(end.to_result());
+            return Err(end.to_error());
         }
         if !self.is_readable {
-            return Err(TransferResult::Blocked);
+            return Ok(0);
         }
         // To save system calls, a short read also reads what follows, and a read up to the end of a record the next header.
         let beyond = match left {
@@ -189,7 +189,7 @@ impl<P: Connection> Stream<P> {
                 self.buffer.end = count.saturating_sub(wanted);
                 Ok(count.min(wanted))
             }
-            None => Err(self.end.as_ref().map_or(TransferResult::Blocked, ConnectionEnd::to_result)),
+            None => self.end.as_ref().map_or(Ok(0), |end| Err(end.to_error())),
         }
     }
 
@@ -221,11 +221,11 @@ impl<P: Connection> Stream<P> {
 }
 
 impl ConnectionEnd {
-    fn to_result(&self) -> TransferResult {
-        match self {
-            Self::Ended => TransferResult::Lost(ENDED_WITHOUT_REASON.into()),
-            Self::Broken(why) => TransferResult::Lost(why.clone()),
-        }
+    fn to_error(&self) -> TransferError {
+        TransferError::Lost(match self {
+            Self::Ended => "it closed the connection without saying why".into(),
+            Self::Broken(why) => why.clone(),
+        })
     }
 }
 

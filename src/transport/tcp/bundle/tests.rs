@@ -4,7 +4,7 @@ use std::io::IoSliceMut;
 
 use super::*;
 use crate::simulation::bundles::{SimulatedLink, event};
-use crate::transport::TransferResult;
+use crate::transport::TransferError;
 use crate::wire::record::RecordHeader;
 
 #[test]
@@ -14,7 +14,7 @@ fn equally_fast_connections_carry_the_same_number_of_bytes() {
     link.pipes.iter().for_each(|pipe| pipe[0].borrow_mut().capacity = 300_000);
     let frame = vec![7; 256 << 10];
     for _ in 0..100 {
-        assert_eq!(link.ends[0].send(&[IoSlice::new(&frame)]), TransferResult::Bytes(frame.len()));
+        assert_eq!(link.ends[0].send(&[IoSlice::new(&frame)]), Ok(frame.len()));
         for pipe in &link.pipes {
             pipe[0].borrow_mut().in_flight.clear();
         }
@@ -33,10 +33,7 @@ fn a_full_connection_is_skipped() {
         pipe[0].borrow_mut().capacity = capacity;
     }
     let frame = vec![7; 2_000_000];
-    let TransferResult::Bytes(moved) = link.ends[0].send(&[IoSlice::new(&frame)]) else {
-        panic!("nothing was sent")
-    };
-    assert_eq!(moved, frame.len());
+    assert_eq!(link.ends[0].send(&[IoSlice::new(&frame)]), Ok(frame.len()));
     let written = |index: usize| link.pipes[index][0].borrow().written;
     assert!(written(0) <= 200_000 && written(0) > 60_000, "{}", written(0));
     assert!(written(1) > 1_800_000);
@@ -48,7 +45,7 @@ fn receive(link: &mut SimulatedLink, length: usize) -> TransferResult {
 }
 
 /// Receives the bytes that the peer has sent on the first two of `stream_count` connections. Returns the results, up to the first
-/// one that is not [`TransferResult::Bytes`].
+/// one without bytes.
 fn receive_from(stream_count: u8, streams: &[Vec<u8>; 2]) -> Vec<TransferResult> {
     let mut link = SimulatedLink::new(1, stream_count, 1);
     link.add_connection(1);
@@ -56,7 +53,7 @@ fn receive_from(stream_count: u8, streams: &[Vec<u8>; 2]) -> Vec<TransferResult>
         pipe[1].borrow_mut().arrived.extend(bytes);
     }
     let mut all = Vec::new();
-    while all.last().is_none_or(|moved| matches!(moved, TransferResult::Bytes(_))) {
+    while all.last().is_none_or(|moved| matches!(moved, Ok(1..))) {
         all.push(receive(&mut link, 100));
     }
     all
@@ -78,14 +75,14 @@ fn repeated_missing_and_misplaced_records_are_errors() {
         ([Vec::new(), make_record(0, 0)], "its last record is not on its first connection"),
     ] {
         let last = receive_from(2, &streams).pop();
-        let is_reported = matches!(&last, Some(TransferResult::Corrupt(why)) if why.contains(expected));
+        let is_reported = matches!(&last, Some(Err(TransferError::Corrupt(why))) if why.contains(expected));
         assert!(is_reported, "{expected}: {last:?}");
     }
     let moved = receive_from(3, &[make_record(1, 5), make_record(2, 5)]);
-    assert_eq!(moved, [TransferResult::Blocked], "the third connection may deliver the record");
+    assert_eq!(moved, [Ok(0)], "the third connection may deliver the record");
     let moved = receive_from(2, &[[make_record(1, 0), vec![1; 300]].concat(), make_record(0, 7)]);
-    assert_eq!(moved.last(), Some(&TransferResult::Blocked));
-    assert_eq!(moved.iter().filter_map(TransferResult::bytes).sum::<usize>(), 307);
+    assert_eq!(moved.last(), Some(&Ok(0)));
+    assert_eq!(moved.iter().flatten().sum::<usize>(), 307);
 }
 
 #[test]
@@ -96,9 +93,9 @@ fn a_corrupt_header_is_reported_once_and_the_following_bytes_are_read() {
     link.pipes[0][1].borrow_mut().arrived.extend(&bytes);
     link.pipes[0][1].borrow_mut().is_finished = true;
     let mut receive = || receive(&mut link, 3);
-    assert!(matches!(receive(), TransferResult::Corrupt(why) if why.contains("corrupt")));
-    assert_eq!([receive(), receive()], [TransferResult::Bytes(3), TransferResult::Bytes(2)]);
-    assert!(matches!(receive(), TransferResult::Lost(_)));
+    assert!(matches!(receive(), Err(TransferError::Corrupt(why)) if why.contains("corrupt")));
+    assert_eq!([receive(), receive()], [Ok(3), Ok(2)]);
+    assert!(matches!(receive(), Err(TransferError::Lost(_))));
 }
 
 /// The last data of a link may be on any connection, even on one that this rank is still opening. The link ends only
@@ -111,20 +108,16 @@ fn a_link_ends_when_all_its_connections_have_ended() {
         link.pipes[index][1].borrow_mut().is_finished = true;
         link.ends[0].handle_event(Event { is_ended: true, ..event(index, true, false) });
     };
-    link.ends[0].expect_connections(1);
+    link.ends[0].expected_connections = 1;
     finish(&mut link, 0);
-    assert_eq!(receive(&mut link, 100), TransferResult::Blocked);
+    assert_eq!(receive(&mut link, 100), Ok(0));
     link.pipes[1][1].borrow_mut().arrived.extend(make_record(0, 5));
     finish(&mut link, 1);
-    assert_eq!(receive(&mut link, 100), TransferResult::Bytes(5));
-    assert_eq!(
-        receive(&mut link, 100),
-        TransferResult::Blocked,
-        "the third connection is still being opened"
-    );
+    assert_eq!(receive(&mut link, 100), Ok(5));
+    assert_eq!(receive(&mut link, 100), Ok(0), "the third connection is still being opened");
     link.ends[0].decrement_expected_connections();
     let end = receive(&mut link, 100);
-    assert!(matches!(&end, TransferResult::Lost(why) if why.contains("without saying why")), "{end:?}");
+    assert!(matches!(&end, Err(TransferError::Lost(why)) if why.contains("without saying why")), "{end:?}");
 }
 
 /// If one connection breaks, the link is lost only after the data on the other connections have been received.
@@ -134,8 +127,8 @@ fn a_link_is_lost_if_one_connection_breaks() {
     link.add_connection(1);
     link.pipes[0][1].borrow_mut().has_failed = true;
     link.pipes[1][1].borrow_mut().arrived.extend(make_record(0, 5));
-    assert_eq!(receive(&mut link, 100), TransferResult::Bytes(5));
-    assert!(matches!(receive(&mut link, 100), TransferResult::Lost(why) if why.contains("reset")));
+    assert_eq!(receive(&mut link, 100), Ok(5));
+    assert!(matches!(receive(&mut link, 100), Err(TransferError::Lost(why)) if why.contains("reset")));
 }
 
 #[test]
