@@ -262,8 +262,8 @@ impl RunningOperation {
         }
     }
 
-    /// Records that the segment of the last [`RunningOperation::take_next_send`] has been sent or, if `is_sent` is false, that the
-    /// segment that was due from `peer` has been applied.
+    /// Records that the segment of the last [`RunningOperation::take_next_send`] has been sent, or if `is_sent` is false, that
+    /// the segment that was due from `peer` has been applied.
     pub(super) fn record_segment(&mut self, peer: Rank, is_sent: bool) {
         let Some(peer_progress) = find_peer(&mut self.peers, peer) else { return };
         let transfers = peer_progress.transfers(is_sent);

@@ -84,23 +84,13 @@ impl_buffer_of_slice! {
     Vec<T>;
 }
 
-impl<S, D> Buffer for ArrayBase<S, D>
-where
-    S: DataMut,
-    S::Elem: Element,
-    D: Dimension,
-{
+impl<S: DataMut<Elem: Element>, D: Dimension> Buffer for ArrayBase<S, D> {
     fn elements_mut(&mut self) -> Result<&mut [S::Elem], Error> {
         self.as_slice_mut().ok_or(Error::NotContiguous)
     }
 }
 
-impl<S, D> Input for ArrayBase<S, D>
-where
-    S: Data,
-    S::Elem: Element,
-    D: Dimension,
-{
+impl<S: Data<Elem: Element>, D: Dimension> Input for ArrayBase<S, D> {
     type Element = S::Elem;
 
     fn elements(&self) -> Result<&[S::Elem], Error> {

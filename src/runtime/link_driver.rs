@@ -211,7 +211,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         Some((operation, memory, envelope))
     }
 
-    /// Cancels the operation if it is a receive that has not matched a message, and returns true. Otherwise returns false.
+    /// See [`Engine::cancel`].
     pub fn cancel(&mut self, operation: OpId) -> bool {
         if !self.engine.cancel(operation) {
             return false;

@@ -373,10 +373,8 @@ impl OutgoingFrame {
 
     /// Returns a frame of which nothing has been sent. Computes the checksum of a segment's payload if the link uses checksums.
     pub(crate) fn new(transmit: Transmit, operations: &ActiveOperations) -> Self {
-        match transmit {
-            Transmit::Control { header, payload } => {
-                Self { header: header.encode(), payload: FramePayload::Control(payload), sent: 0 }
-            }
+        let (header, payload) = match transmit {
+            Transmit::Control { header, payload } => (header, FramePayload::Control(payload)),
             Transmit::Segment { operation, mut header, range } => {
                 let active = operations.active.get(&operation);
                 let element_bytes = active.map_or(0, |active| active.element_bytes);
@@ -385,8 +383,9 @@ impl OutgoingFrame {
                     let payload = active.and_then(|active| active.memory.bytes(bytes.clone()));
                     header.payload_crc = Some(crate::wire::crc32c(payload.unwrap_or_default()));
                 }
-                Self { header: header.encode(), payload: FramePayload::Segment(operation, bytes), sent: 0 }
+                (header, FramePayload::Segment(operation, bytes))
             }
-        }
+        };
+        Self { header: header.encode(), payload, sent: 0 }
     }
 }

@@ -46,10 +46,10 @@ const RANKS_WITH_LONG_ARENAS_MAX: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostMemoryLayout {
     pub(super) ranks: usize,
-    cell_count: usize,
-    arena_bytes: usize,
-    passed_bytes: usize,
-    passed_bytes_min: usize,
+    pub(super) cell_count: usize,
+    pub(super) arena_bytes: usize,
+    pub(super) passed_bytes: usize,
+    pub(super) passed_bytes_min: usize,
 }
 
 /// Where a queue is in the memory of a host. All offsets are in bytes.
@@ -60,14 +60,12 @@ pub(super) struct QueueLayout {
     /// The offset of the flag that the sender sets while it waits for space. Only the sender writes it.
     pub(super) wants_space: usize,
     pub(super) cells: usize,
-    pub(super) cell_count: usize,
     pub(super) arena: usize,
-    pub(super) arena_bytes: usize,
     /// The two passed buffers of the pair: that of the queue to the rank with the higher number, and that of the opposite queue.
     /// At first, each belongs to the sender of its queue.
     pub(super) passed: [usize; 2],
-    pub(super) passed_bytes: usize,
-    pub(super) passed_bytes_min: usize,
+    /// The lengths of the parts.
+    pub(super) host: HostMemoryLayout,
 }
 
 impl HostMemoryLayout {
@@ -124,18 +122,7 @@ impl HostMemoryLayout {
         let (low, high) = (from.min(to), from.max(to));
         let passed = [self.queue_start(low, high), self.queue_start(high, low)]
             .map(|start| start + self.queue_bytes() - self.passed_bytes);
-        let Self { cell_count, arena_bytes, passed_bytes, passed_bytes_min, .. } = self;
-        QueueLayout {
-            read_count,
-            wants_space,
-            cells,
-            cell_count,
-            arena,
-            arena_bytes,
-            passed,
-            passed_bytes,
-            passed_bytes_min,
-        }
+        QueueLayout { read_count, wants_space, cells, arena, passed, host: self }
     }
 
     fn queue_start(self, from: usize, to: usize) -> usize {
@@ -152,13 +139,13 @@ impl HostMemoryLayout {
 
 impl QueueLayout {
     pub(super) fn cell(&self, entry: u64) -> usize {
-        self.cells + (entry % self.cell_count as u64) as usize * CELL_BYTES
+        self.cells + (entry % self.host.cell_count as u64) as usize * CELL_BYTES
     }
 
     /// Returns the offset of the cell after another cell, which is the first one after the last one.
     pub(super) fn cell_after(&self, cell: usize) -> usize {
         let next = cell + CELL_BYTES;
-        if next == self.cells + self.cell_count * CELL_BYTES { self.cells } else { next }
+        if next == self.cells + self.host.cell_count * CELL_BYTES { self.cells } else { next }
     }
 
     pub(super) fn index_of(&self, cell: usize) -> usize {
@@ -167,12 +154,12 @@ impl QueueLayout {
 
     /// Returns the place of a passed buffer in word 2 of an entry.
     pub(super) fn place_in_passed(&self, buffer: u8) -> u64 {
-        (self.arena_bytes + usize::from(buffer) * self.passed_bytes) as u64
+        (self.host.arena_bytes + usize::from(buffer) * self.host.passed_bytes) as u64
     }
 
     /// Returns the most bytes of the payload of an entry. Several payloads of this length fit into the arena.
     pub(super) fn payload_bytes_max(&self) -> usize {
-        PAYLOAD_BYTES_MAX.min(self.arena_bytes / 4)
+        PAYLOAD_BYTES_MAX.min(self.host.arena_bytes / 4)
     }
 
     /// Returns the most bytes of a message of `bytes` bytes in one entry.
@@ -198,20 +185,20 @@ mod tests {
             let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
             let queues = pairs.filter(|(from, to)| from != to).map(|(from, to)| layout.queue(from, to));
             let parts = queues.flat_map(|queue| {
-                assert_eq!(queue.cell(queue.cell_count as u64 + 1), queue.cells + CELL_BYTES);
-                let last = queue.cell(queue.cell_count as u64 - 1);
+                assert_eq!(queue.cell(layout.cell_count as u64 + 1), queue.cells + CELL_BYTES);
+                let last = queue.cell(layout.cell_count as u64 - 1);
                 assert_eq!(
                     (queue.cell_after(last), queue.index_of(last)),
-                    (queue.cells, queue.cell_count - 1)
+                    (queue.cells, layout.cell_count - 1)
                 );
-                assert!(queue.payload_bytes_max() * 4 <= queue.arena_bytes);
+                assert!(queue.payload_bytes_max() * 4 <= layout.arena_bytes);
                 [
                     (queue.read_count, WORD_BYTES),
                     (queue.wants_space, WORD_BYTES),
-                    (queue.cells, queue.cell_count * CELL_BYTES),
-                    (queue.arena, queue.arena_bytes),
-                    (queue.passed[0], queue.passed_bytes),
-                    (queue.passed[1], queue.passed_bytes),
+                    (queue.cells, layout.cell_count * CELL_BYTES),
+                    (queue.arena, layout.arena_bytes),
+                    (queue.passed[0], layout.passed_bytes),
+                    (queue.passed[1], layout.passed_bytes),
                 ]
             });
             let parts: BTreeSet<(usize, usize)> =

@@ -11,7 +11,6 @@ use super::entry::{
 use crate::shm::host::{HostMemoryLayout, QueueLayout};
 use crate::shm::memory::{SegmentMemory, WORD_BYTES, pause_between_looks};
 
-/// The receiver's end of a queue.
 pub struct QueueReceiver<M> {
     memory: Arc<M>,
     layout: QueueLayout,
@@ -178,14 +177,14 @@ impl<M: SegmentMemory> QueueReceiver<M> {
             return Ok(Some(self.memory.load_words(self.cell + WORD_BYTES)));
         }
         // The cell still has the stamp of the entry that used it before, or no stamp.
-        let stamp_before = (self.next + 1).saturating_sub(self.layout.cell_count as u64);
+        let stamp_before = (self.next + 1).saturating_sub(self.layout.host.cell_count as u64);
         if stamp == stamp_before { Ok(None) } else { Err(QueueError::Stamp(stamp)) }
     }
 
     /// Checks word 2 of an entry with `count` bytes, which says where they are.
     #[inline]
     fn check_bytes(&self, count: u32, word: u64) -> Result<EntryBytes, QueueError> {
-        let (end, arena_bytes) = (word.saturating_add(u64::from(count)), self.layout.arena_bytes as u64);
+        let (end, arena_bytes) = (word.saturating_add(u64::from(count)), self.layout.host.arena_bytes as u64);
         if count > 0 && end <= arena_bytes {
             return Ok(EntryBytes { start: self.layout.arena + word as usize, count, passed: None });
         }
@@ -197,7 +196,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         let place = word & !PASSES_BUFFER;
         let find_inside = |buffer: u8| {
             let skip = place.checked_sub(self.layout.place_in_passed(buffer))?;
-            let is_inside = count > 0 && skip + u64::from(count) <= self.layout.passed_bytes as u64;
+            let is_inside = count > 0 && skip + u64::from(count) <= self.layout.host.passed_bytes as u64;
             is_inside.then(|| (buffer, self.layout.passed[usize::from(buffer)] + skip as usize))
         };
         let found =

@@ -8,7 +8,6 @@ use super::entry::{BYTES_IN_CELL_MAX, KIND_BEGIN, KIND_BYTES, KIND_MESSAGE, PASS
 use crate::shm::host::{HostMemoryLayout, PAYLOAD_ALIGNMENT, QueueLayout};
 use crate::shm::memory::{SegmentMemory, WORD_BYTES};
 
-/// The sender's end of a queue.
 pub struct QueueSender<M> {
     memory: Arc<M>,
     layout: QueueLayout,
@@ -40,7 +39,7 @@ impl<M: SegmentMemory> QueueSender<M> {
     pub fn new(memory: Arc<M>, layout: HostMemoryLayout, from: usize, to: usize) -> Self {
         assert!(memory.length() >= layout.bytes(), "the memory must be large enough for all ranks");
         let layout = layout.queue(from, to);
-        let (ends, cell) = (vec![0; layout.cell_count].into_boxed_slice(), layout.cell(0));
+        let (ends, cell) = (vec![0; layout.host.cell_count].into_boxed_slice(), layout.cell(0));
         Self { memory, layout, next: 0, cell, read_count: 0, ends, head: 0, head_offset: 0, tail: 0 }
     }
 
@@ -92,7 +91,7 @@ impl<M: SegmentMemory> QueueSender<M> {
             }
             return Ok(has_cell);
         }
-        let may_pass = (self.layout.passed_bytes_min..=self.layout.passed_bytes).contains(&bytes);
+        let may_pass = (self.layout.host.passed_bytes_min..=self.layout.host.passed_bytes).contains(&bytes);
         if may_pass && let Some(&buffer) = owned.last() {
             let is_written = self.write_to_passed_buffer(label, payload, buffer)?;
             if is_written {
@@ -180,7 +179,7 @@ impl<M: SegmentMemory> QueueSender<M> {
 
     /// Returns whether `count` cells are free, as far as this rank knows.
     fn has_cells(&self, count: usize) -> bool {
-        self.next - self.read_count + count as u64 <= self.layout.cell_count as u64
+        self.next - self.read_count + count as u64 <= self.layout.host.cell_count as u64
     }
 
     /// Returns whether `count` cells are free.
@@ -212,7 +211,7 @@ impl<M: SegmentMemory> QueueSender<M> {
 
     /// Returns the number of bytes between the start of the next entry's bytes and the end of the arena.
     fn bytes_to_arena_end(&self) -> usize {
-        self.layout.arena_bytes - self.head_offset
+        self.layout.host.arena_bytes - self.head_offset
     }
 
     /// Counts the bytes of the next entry.
@@ -220,7 +219,7 @@ impl<M: SegmentMemory> QueueSender<M> {
         let padded = bytes.next_multiple_of(PAYLOAD_ALIGNMENT);
         self.head += padded as u64;
         self.head_offset += padded;
-        if self.head_offset >= self.layout.arena_bytes {
+        if self.head_offset >= self.layout.host.arena_bytes {
             self.head_offset = 0;
         }
     }
@@ -234,7 +233,7 @@ impl<M: SegmentMemory> QueueSender<M> {
         }
         if read_count > self.read_count {
             self.read_count = read_count;
-            self.tail = self.ends[((read_count - 1) % self.layout.cell_count as u64) as usize];
+            self.tail = self.ends[((read_count - 1) % self.layout.host.cell_count as u64) as usize];
         }
         Ok(())
     }
@@ -252,6 +251,6 @@ impl<M: SegmentMemory> QueueSender<M> {
     }
 
     fn arena_bytes(&self) -> u64 {
-        self.layout.arena_bytes as u64
+        self.layout.host.arena_bytes as u64
     }
 }

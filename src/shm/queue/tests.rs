@@ -83,8 +83,7 @@ fn the_first_entry_says_how_much_was_sent_over_the_socket() {
 
 #[test]
 fn wrong_words_of_a_peer_are_errors() {
-    let queue = SHORT.queue(0, 1);
-    let (arena, passed) = (queue.arena_bytes as u64, queue.passed_bytes as u64);
+    let (arena, passed) = (SHORT.arena_bytes as u64, SHORT.passed_bytes as u64);
     let bytes = |kind: u64, bytes: u64| kind | bytes << 32;
     for (stamp, kind_and_bytes, start, expected) in [
         (2, bytes(KIND_BYTES, 1), 0, QueueError::Stamp(2)),
@@ -177,7 +176,7 @@ fn an_answer_is_in_the_buffer_of_the_message() {
     });
     let [first, second] = SHORT.queue(0, 1).passed;
     let arena = SHORT.queue(1, 0).arena;
-    let longest = SHORT.queue(0, 1).passed_bytes;
+    let longest = SHORT.passed_bytes;
     // The sender, the length of its message, and where the bytes of the message begin.
     let messages = [
         (0, 100, first),

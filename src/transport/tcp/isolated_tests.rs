@@ -63,8 +63,7 @@ fn a_link_to_a_rank_that_ends_meanwhile_is_lost() {
         let mut job = make_test_ranks(2, 1);
         let group = group_of(&[0, 1]);
         let mut ranks = [isolate(&mut job, &group, 0, 1)];
-        let peer = job.pop().unwrap();
-        let peer = (!ends_before).then_some(peer);
+        let peer = job.pop().filter(|_| !ends_before);
         ranks[0].transport.dial_higher_ranks(NOW);
         if let Some(peer) = peer {
             let is_established = |ranks: &mut [TestRank]| ranks[0].transport.next_deadline().is_none();

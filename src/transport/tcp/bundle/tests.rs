@@ -4,7 +4,6 @@ use std::io::IoSliceMut;
 
 use super::*;
 use crate::simulation::bundles::{SimulatedLink, event};
-use crate::transport::TransferError;
 use crate::wire::record::RecordHeader;
 
 #[test]
