@@ -11,8 +11,8 @@ use std::io::{self, IoSlice, Read, Write};
 
 use mio::Token;
 
-use crate::transport::{TransferError, TransferResult};
 use crate::transport::poller::Event;
+use crate::transport::{TransferError, TransferResult};
 use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader};
 
 /// The most slices that one system call reads or writes: up to three parts of the caller, and the header of a record or bytes

@@ -33,12 +33,7 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Receives up to `wanted` bytes with at most one read, into the parts from position `skip` on.
-    fn receive_once(
-        &mut self,
-        parts: &mut [IoSliceMut<'_>],
-        skip: usize,
-        wanted: usize,
-    ) -> TransferResult {
+    fn receive_once(&mut self, parts: &mut [IoSliceMut<'_>], skip: usize, wanted: usize) -> TransferResult {
         if self.receiving.is_corrupt {
             return self.read_any_connection(parts, skip, wanted);
         }
