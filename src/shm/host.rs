@@ -14,6 +14,8 @@
 //!          passed buffer                                    payloads of a queue and of the opposite queue
 //! ```
 
+use std::ops::Range;
+
 use super::memory::UNIT_BYTES;
 
 /// The length of a cell in bytes: one cache line.
@@ -42,6 +44,9 @@ const PASSED_BYTES: usize = 256 << 10;
 const SHORT_PASSED_BYTES: usize = 64 << 10;
 /// The most ranks of a host with long arenas. With more ranks, their memory would be too large.
 const RANKS_WITH_LONG_ARENAS_MAX: usize = 8;
+/// A sender has this number of bytes of the cells, and as many of the arena, populated when it sends its first message. They are
+/// enough for the first thousand messages at least, if these are short.
+const POPULATED_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostMemoryLayout {
@@ -150,6 +155,14 @@ impl QueueLayout {
 
     pub(super) fn index_of(&self, cell: usize) -> usize {
         (cell - self.cells) / CELL_BYTES
+    }
+
+    /// Returns the bytes of the cells and of the arena that the next messages use, if the next entry uses the cell at `cell` and
+    /// the arena from `head_offset` on.
+    pub(super) fn next_bytes(&self, cell: usize, head_offset: usize) -> [Range<usize>; 2] {
+        let cells_end = self.cells + self.host.cell_count * CELL_BYTES;
+        [(cell, cells_end), (self.arena + head_offset, self.arena + self.host.arena_bytes)]
+            .map(|(start, end)| start..end.min(start + POPULATED_BYTES))
     }
 
     /// Returns the place of a passed buffer in word 2 of an entry.

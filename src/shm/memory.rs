@@ -1,7 +1,7 @@
 //! Words and bytes of shared memory. The queues use shared memory only through [`SegmentMemory`], and the rounds through
 //! [`RoundsMemory`], so that tests can run them on other memory than a mapped segment.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::atomic::Ordering;
 
 pub const WORD_BYTES: usize = size_of::<u64>();
@@ -52,6 +52,10 @@ pub trait SegmentMemory {
 
     /// Begins to fetch the byte at `offset` into the caches, because this thread will read it soon.
     fn prefetch(&self, _offset: usize) {}
+
+    /// Makes the system provide the pages of these bytes now. Otherwise the first access to each page takes some microseconds.
+    /// Does nothing if the system cannot do this.
+    fn populate(&self, _bytes: Range<usize>) {}
 
     /// Sets the word at `offset`, and returns its value before.
     #[track_caller]

@@ -42,6 +42,8 @@ pub struct ShmRounds<M = Segment> {
     /// The last round that all other ranks have posted, as far as this rank knows.
     posted_by_all: u64,
     next_post: NextPost,
+    /// The offset in the memory of this rank up to which it is populated.
+    populated_end: usize,
     pub registry: BufferRegistry,
 }
 
@@ -109,12 +111,18 @@ impl<M: RoundsMemory> ShmRounds<M> {
             "a stamp must be able to count the units of a ring buffer"
         );
         let posts = Posts { memory, size, bytes_per_rank: size.bytes_per_rank() };
+        // Of two ranks, each also writes the cells of the other.
+        let own = if size.ranks == 2 { 0..2 } else { rank..rank + 1 };
+        for start in own.map(|rank| posts.rank_offset(rank)) {
+            posts.memory.populate(start..start + LONG_CELLS_OFFSET);
+        }
         Self {
             posts,
             rank,
             posted: 0,
             posted_by_all: 0,
             next_post: NextPost::default(),
+            populated_end: LONG_CELLS_OFFSET,
             registry: BufferRegistry::new(rank),
         }
     }
@@ -190,6 +198,12 @@ impl<M: RoundsMemory> ShmRounds<M> {
         let bytes_of_parts = payload.part_bytes * (self.posts.size.ranks - 1);
         assert!(payload.bytes.max(bytes_of_parts) <= bytes_max, "a payload must not be longer than a slot");
         self.next_post.reserve(round, payload, self.posts.size);
+        if self.next_post.used_end > self.populated_end {
+            let (start, end) = (self.populated_end, self.next_post.used_end);
+            self.populated_end = end;
+            let own = self.posts.rank_offset(self.rank);
+            self.posts.memory.populate(own + start..own + end);
+        }
     }
 
     /// Posts this rank's header, and the payload of [`ShmRounds::write_payload`], which is otherwise empty.

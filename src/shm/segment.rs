@@ -196,6 +196,15 @@ impl SegmentMemory for Segment {
         let _ = byte;
     }
 
+    fn populate(&self, bytes: Range<usize>) {
+        let start = bytes.start - bytes.start % page_size();
+        let first = self.address(start, bytes.end - start).as_ptr().cast();
+        // SAFETY: the bytes are inside the mapping, and the call does not change their content.
+        if let Err(error) = unsafe { madvise(first, bytes.end - start, Advice::LinuxPopulateWrite) } {
+            log::debug!("the pages of shared memory are provided at their first access: {error}");
+        }
+    }
+
     fn swap(&self, offset: usize, value: u64, ordering: Ordering) -> u64 {
         self.word(offset).swap(value, ordering)
     }

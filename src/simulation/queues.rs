@@ -211,7 +211,7 @@ impl QueueRank {
         };
         let mut sent = write(ends)?;
         if sent == 0 && count > 0 {
-            self.signals.wait_for_space(0, ends.sender.read_count);
+            self.signals.wait_for_space(0, ends.sender.read_count());
             if self.omission != Some(Omission::SecondWrite) {
                 sent = write(ends)?;
             }

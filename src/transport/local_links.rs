@@ -222,11 +222,11 @@ impl<M: SegmentMemory> LocalLink<M> {
         let mut sent = 0;
         while sent < wanted {
             match self.sender.write(parts, sent) {
-                Ok(0) if sent > 0 || self.full_at == Some(self.sender.read_count) => break,
+                Ok(0) if sent > 0 || self.full_at == Some(self.sender.read_count()) => break,
                 // Look again after the signal: the peer may have read an entry before it could see the signal.
                 Ok(0) => {
-                    self.full_at = Some(self.sender.read_count);
-                    context.signals.wait_for_space(self.index, self.sender.read_count);
+                    self.full_at = Some(self.sender.read_count());
+                    context.signals.wait_for_space(self.index, self.sender.read_count());
                 }
                 Ok(count) => {
                     sent += count;

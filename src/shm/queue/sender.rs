@@ -16,7 +16,7 @@ pub struct QueueSender<M> {
     /// The offset of its cell in the memory.
     cell: usize,
     /// The number of entries that the receiver had read when this rank last looked.
-    pub read_count: u64,
+    read_count: u64,
     /// For each cell: the value of `head` after its last entry. A position in the arena counts all bytes since the start, so the
     /// offset in the arena is the position modulo the length of the arena.
     ends: Box<[u64]>,
@@ -26,6 +26,8 @@ pub struct QueueSender<M> {
     head_offset: usize,
     /// The position before which the receiver has read all bytes.
     tail: u64,
+    /// Whether this rank has sent a message.
+    has_sent: bool,
 }
 
 /// Returns word 1 of the cell of an entry.
@@ -40,7 +42,23 @@ impl<M: SegmentMemory> QueueSender<M> {
         assert!(memory.length() >= layout.bytes(), "the memory must be large enough for all ranks");
         let layout = layout.queue(from, to);
         let (ends, cell) = (vec![0; layout.host.cell_count].into_boxed_slice(), layout.cell(0));
-        Self { memory, layout, next: 0, cell, read_count: 0, ends, head: 0, head_offset: 0, tail: 0 }
+        Self {
+            memory,
+            layout,
+            next: 0,
+            cell,
+            read_count: 0,
+            ends,
+            head: 0,
+            head_offset: 0,
+            tail: 0,
+            has_sent: false,
+        }
+    }
+
+    /// Returns the number of entries that the receiver had read when this rank last looked.
+    pub fn read_count(&self) -> u64 {
+        self.read_count
     }
 
     /// Adds the first entry. `socket_bytes` is the number of bytes that this rank has sent to the receiver over the socket.
@@ -83,6 +101,11 @@ impl<M: SegmentMemory> QueueSender<M> {
         owned: &mut Vec<u8>,
     ) -> Result<bool, QueueError> {
         let bytes = payload.len();
+        if !self.has_sent {
+            self.has_sent = true;
+            let next_bytes = self.layout.next_bytes(self.cell, self.head_offset);
+            next_bytes.into_iter().for_each(|bytes| self.memory.populate(bytes));
+        }
         if bytes <= BYTES_IN_CELL_MAX {
             let has_cell = self.find_cells(1)?;
             if has_cell {

@@ -154,6 +154,8 @@ pub(super) struct NextPost {
     length_in_ring: usize,
     /// The offset in bytes at which the next long payload begins in the ring buffer.
     cursor: usize,
+    /// Payloads like those until now are before this offset in the memory of this rank, except those in exchange buffers.
+    pub(super) used_end: usize,
 }
 
 impl NextPost {
@@ -162,6 +164,9 @@ impl NextPost {
         (self.round, self.payload) = (round, payload);
         self.place =
             payload.fixed_place(size.ranks).unwrap_or_else(|| self.reserve_in_ring(payload.bytes, size));
+        if self.place == LONG_CELL_PLACE {
+            self.used_end = self.used_end.max(RING_BUFFER_OFFSET);
+        }
     }
 
     fn reserve_in_ring(&mut self, bytes: usize, size: RoundsSize) -> usize {
@@ -170,6 +175,7 @@ impl NextPost {
         let end_max = separate.max(USED_BYTES_OF_ALL_RANKS / size.ranks).min(size.ring_buffer_bytes());
         let start = if self.cursor + bytes > end_max { 0 } else { self.cursor };
         (self.cursor, self.length_in_ring) = (in_units(start + bytes), bytes);
+        self.used_end = self.used_end.max(RING_BUFFER_OFFSET + end_max);
         start / UNIT_BYTES + 1
     }
 }
