@@ -40,8 +40,9 @@ pub(super) struct Link {
     /// The number of messages to the peer, which is also the number of the next message.
     pub(super) messages_sent: u64,
     pub(super) messages_received: u64,
-    /// The lines of the caller's program that sent the last messages to the peer, oldest first.
-    message_sites: VecDeque<Site>,
+    /// The lines of the caller's program that sent the last messages to the peer, oldest first. Of several messages in a row from
+    /// the same line, only the first one is here, with its number.
+    message_sites: VecDeque<(u64, Site)>,
     /// The credit in bytes that this rank has spent on this link since the start. This field and the four fields below include
     /// the overhead of each segment ([`credit_cost`]).
     credit_spent: u64,
@@ -70,19 +71,22 @@ impl Link {
         self.credit_spent += credit_cost(bytes) as u64;
     }
 
-    /// Returns the number of the next message to the peer, and stores its call site.
+    /// Returns the number of the next message to the peer, and stores its call site, if that has changed.
     pub(super) fn number_message(&mut self, site: Site) -> u64 {
-        if self.message_sites.len() == SITES_MAX {
-            self.message_sites.pop_front();
+        if !self.message_sites.back().is_some_and(|(_, last)| last.is_same_place(site)) {
+            if self.message_sites.len() == SITES_MAX {
+                self.message_sites.pop_front();
+            }
+            self.message_sites.push_back((self.messages_sent, site));
         }
-        self.message_sites.push_back(site);
         self.messages_sent += 1;
         self.messages_sent - 1
     }
 
     pub(super) fn site_of(&self, sequence: u64) -> Option<Site> {
-        let age = usize::try_from(self.messages_sent.checked_sub(sequence)?).ok()?;
-        self.message_sites.get(self.message_sites.len().checked_sub(age)?).copied()
+        let later = self.message_sites.partition_point(|&(first, _)| first <= sequence);
+        let (_, site) = self.message_sites.get(later.checked_sub(1)?)?;
+        (sequence < self.messages_sent).then_some(*site)
     }
 
     /// Handles a credit frame: the peer has consumed `bytes_consumed` bytes since the start. Returns false if that is impossible.

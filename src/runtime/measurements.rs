@@ -222,22 +222,28 @@ impl Meter {
     }
 
     /// Returns whether times are measured, for the profile or for a timeline.
+    #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.0.is_on.load(Ordering::Relaxed)
             || self.recorder().is_some_and(|recorder| recorder.has_timeline())
     }
 
     /// Returns the current time; `None` while the profile is off and there is no timeline.
+    #[inline]
     pub(crate) fn start(&self) -> Option<Instant> {
         self.is_on().then(Instant::now)
     }
 
     /// Adds the time since `started` to `part`, and sets `started` to the current time, at which the next part begins.
+    #[inline]
     pub(crate) fn end(&self, part: ProfilePart, started: &mut Option<Instant>) {
-        self.add(part, started, (true, None));
+        if let Some(since) = started {
+            self.add(part, since, (true, None));
+        }
     }
 
     /// Like [`end`](Self::end), after a transfer. The timeline gets the call only if bytes have moved.
+    #[inline]
     pub(crate) fn end_transfer(
         &self,
         part: ProfilePart,
@@ -245,18 +251,20 @@ impl Meter {
         peer: Rank,
         moved: Option<usize>,
     ) {
-        let transfer = moved.map(|bytes| (peer, bytes as u64));
-        self.add(part, started, (moved.is_some(), transfer));
+        if let Some(since) = started {
+            let transfer = moved.map(|bytes| (peer, bytes as u64));
+            self.add(part, since, (moved.is_some(), transfer));
+        }
     }
 
     /// Ends a part. The timeline gets it if it `is_visible` and no wait, with its transfer.
+    #[cold]
     fn add(
         &self,
         part: ProfilePart,
-        started: &mut Option<Instant>,
+        since: &mut Instant,
         (is_visible, transfer): (bool, Option<(Rank, u64)>),
     ) {
-        let Some(since) = started else { return };
         let (begun, now) = (*since, Instant::now());
         *since = now;
         if self.0.is_on.load(Ordering::Relaxed) {
