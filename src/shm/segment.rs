@@ -317,6 +317,8 @@ impl Drop for SparePages {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
 
     #[test]
@@ -334,6 +336,24 @@ mod tests {
         assert!(Segment::open(location, 8192, &[8; TOKEN_BYTES]).is_err(), "the token is wrong");
         drop(one.take_file());
         assert!(one.location().is_none());
+    }
+
+    #[test]
+    fn populated_bytes_have_pages_and_keep_their_content() {
+        let page = page_size();
+        let mut segment = Segment::create(8 * page, &[7; TOKEN_BYTES]).unwrap();
+        segment.write(3 * page, &[5; 8]);
+        segment.populate(2 * page + 1..4 * page + 1);
+        let mut content = [0; 8];
+        segment.read(3 * page, &mut content);
+        assert_eq!(content, [5; 8]);
+        let blocks = File::from(segment.take_file().unwrap()).metadata().unwrap().blocks();
+        assert!(
+            blocks * 512 >= 4 * page as u64,
+            "the token's page and three populated ones (Linux 5.14 or later)"
+        );
+        let outside = || segment.populate(8 * page..8 * page + 1);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(outside)).is_err());
     }
 
     #[test]
