@@ -15,8 +15,9 @@ pub const CREDIT_BYTES: u64 = 1 << 20;
 pub const CREDIT_FRAMES_MAX: usize = CREDIT_BYTES as usize / credit_cost(0);
 /// The most operations that a rank may have announced to one peer and that the peer has not begun. All ranks have the same value.
 pub(super) const ANNOUNCED_MAX: usize = 1 << 20;
-/// The call sites of this many last messages to a peer are stored, for the error if the peer's receive does not fit a message.
-const SITES_MAX: usize = 1024;
+/// So many last call sites of messages to a peer are stored, for the error if the peer's receive does not fit a message. Messages
+/// in a row from the same line count once.
+const SITES_MAX: usize = 256;
 
 const _: () = assert!(credit_cost(super::operation::EAGER_BYTES) as u64 <= CREDIT_BYTES / 2);
 
@@ -138,5 +139,26 @@ impl Link {
         self.bytes_consumed_reported = self.bytes_consumed;
         let offset = self.bytes_consumed;
         self.control_frames.push_back(FrameHeader { kind: FrameKind::Credit, offset, ..FrameHeader::EMPTY });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_site_is_stored_once_for_messages_in_a_row() {
+        let mut link = Link::default();
+        let site = |line: usize| Site::new("train.py", line as u32);
+        let lines: Vec<usize> = [1, 1, 2, 1].into_iter().chain(3..SITES_MAX + 1).collect();
+        for (number, &line) in lines.iter().enumerate() {
+            assert_eq!(link.number_message(site(line)), number as u64);
+            assert_eq!(link.site_of(number as u64 + 1), None, "no such message has been sent");
+        }
+        // The first line was removed: there are one too many.
+        assert_eq!(link.message_sites.len(), SITES_MAX);
+        for (number, &line) in lines.iter().enumerate() {
+            assert_eq!(link.site_of(number as u64), (number >= 2).then(|| site(line)));
+        }
     }
 }

@@ -257,7 +257,7 @@ impl Meter {
         }
     }
 
-    /// Ends a part. The timeline gets it if it `is_visible` and no wait, with its transfer.
+    /// Ends a part. The timeline gets it if it `is_visible` and is not a wait, with its transfer.
     #[cold]
     fn add(
         &self,

@@ -14,12 +14,19 @@ pub struct Memory {
     /// The input and the output, as in [`BufferAccess`].
     input: *const [u8],
     output: *mut [u8],
-    /// What keeps the bytes at their address; `None` if they are a buffer of the caller, or a part of another operation's buffer.
-    owner: Option<Box<dyn Any + Send>>,
-    /// While this token of borrowed memory lives, [`BorrowCheck`] knows that the memory is in use.
-    _token: Option<Arc<()>>,
+    keeper: Keeper,
     /// How to allocate memory for a longer message, when the length of the message is known.
     if_longer: Option<Allocate>,
+}
+
+/// What keeps the bytes of a [`Memory`] at their address.
+enum Keeper {
+    Owner(Box<dyn Any + Send>),
+    /// The memory is a buffer of the caller, or a part of another operation's buffer. While this token lives, [`BorrowCheck`]
+    /// knows that the memory is in use.
+    Borrow {
+        _token: Arc<()>,
+    },
 }
 
 /// Returns memory for this number of elements; `None` if there is not enough memory.
@@ -40,18 +47,18 @@ impl Memory {
         let output: *mut [u8] = bytemuck::cast_slice_mut::<B::Element, u8>(elements.as_mut());
         // The empty input is aligned, too.
         let input = std::ptr::slice_from_raw_parts(output.cast::<u8>(), 0);
-        Self { owner: Some(Box::new(elements)), ..Self::new(input, output) }
+        Self::new(input, output, Keeper::Owner(Box::new(elements)))
     }
 
     /// Returns memory that the operation owns until it has ended, and only reads.
     pub(crate) fn owned_input<B: OwnedBuffer>(elements: B) -> Self {
         let input: *const [u8] = bytemuck::cast_slice::<B::Element, u8>(elements.as_ref());
-        Self { owner: Some(Box::new(elements)), ..Self::new(input, &mut []) }
+        Self::new(input, &mut [], Keeper::Owner(Box::new(elements)))
     }
 
-    /// The caller sets the owner, which must keep the input and the output at their addresses, or the token.
-    fn new(input: *const [u8], output: *mut [u8]) -> Self {
-        Self { input, output, owner: None, _token: None, if_longer: None }
+    /// The keeper must keep the input and the output at their addresses.
+    fn new(input: *const [u8], output: *mut [u8], keeper: Keeper) -> Self {
+        Self { input, output, keeper, if_longer: None }
     }
 
     /// Returns memory for a message of at most `count_max` elements: this memory, or a new vector if the message does not fit.
@@ -118,14 +125,19 @@ impl Memory {
         let output = range.start.max(split) - split..range.end.max(split) - split;
         let input_start = self.input.cast::<u8>().wrapping_add(input.start);
         let output_start = self.output.cast::<u8>().wrapping_add(output.start);
-        let input = std::ptr::slice_from_raw_parts(input_start, input.len());
-        let output = std::ptr::slice_from_raw_parts_mut(output_start, output.len());
-        Self { _token: Some(Arc::clone(token)), ..Self::new(input, output) }
+        Self::new(
+            std::ptr::slice_from_raw_parts(input_start, input.len()),
+            std::ptr::slice_from_raw_parts_mut(output_start, output.len()),
+            Keeper::Borrow { _token: Arc::clone(token) },
+        )
     }
 
     /// Returns the buffer that the operation owned; `None` if it owned no buffer of this type.
     pub(crate) fn into_owned<B: OwnedBuffer>(self) -> Option<B> {
-        self.owner?.downcast().ok().map(|elements| *elements)
+        match self.keeper {
+            Keeper::Owner(owner) => owner.downcast().ok().map(|elements| *elements),
+            Keeper::Borrow { .. } => None,
+        }
     }
 }
 
@@ -155,7 +167,7 @@ pub(crate) fn zeroed<T: Element>(count: usize) -> Option<Vec<T>> {
 pub(crate) fn lend<'a, R>(bytes: impl Into<BufferAccess<'a>>, work: impl FnOnce(Memory) -> R) -> R {
     let BufferAccess { input, output } = bytes.into();
     let token = Arc::new(());
-    let borrowed = Memory { _token: Some(Arc::clone(&token)), ..Memory::new(input, output) };
+    let borrowed = Memory::new(input, output, Keeper::Borrow { _token: Arc::clone(&token) });
     // The check also runs if `work` panics.
     let _check = BorrowCheck(token);
     work(borrowed)

@@ -44,9 +44,6 @@ const PASSED_BYTES: usize = 256 << 10;
 const SHORT_PASSED_BYTES: usize = 64 << 10;
 /// The most ranks of a host with long arenas. With more ranks, their memory would be too large.
 const RANKS_WITH_LONG_ARENAS_MAX: usize = 8;
-/// A sender has this number of bytes of the cells, and as many of the arena, populated when it sends its first message. They are
-/// enough for the first thousand messages at least, if these are short.
-const POPULATED_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostMemoryLayout {
@@ -157,12 +154,10 @@ impl QueueLayout {
         (cell - self.cells) / CELL_BYTES
     }
 
-    /// Returns the bytes of the cells and of the arena that the next messages use, if the next entry uses the cell at `cell` and
-    /// the arena from `head_offset` on.
-    pub(super) fn next_bytes(&self, cell: usize, head_offset: usize) -> [Range<usize>; 2] {
-        let cells_end = self.cells + self.host.cell_count * CELL_BYTES;
-        [(cell, cells_end), (self.arena + head_offset, self.arena + self.host.arena_bytes)]
-            .map(|(start, end)| start..end.min(start + POPULATED_BYTES))
+    /// Returns the bytes from `start` on, in the cells or the arena, that the next thousand short messages use.
+    pub(super) fn bytes_to_populate(&self, start: usize) -> Range<usize> {
+        let end = if start < self.arena { self.arena } else { self.arena + self.host.arena_bytes };
+        start..end.min(start + self.host.arena_bytes / 8)
     }
 
     /// Returns the place of a passed buffer in word 2 of an entry.
@@ -205,6 +200,10 @@ mod tests {
                     (queue.cells, layout.cell_count - 1)
                 );
                 assert!(queue.payload_bytes_max() * 4 <= layout.arena_bytes);
+                assert_eq!(queue.bytes_to_populate(last), last..last + CELL_BYTES);
+                let arena_end = queue.arena + layout.arena_bytes;
+                assert_eq!(queue.bytes_to_populate(arena_end - 64), arena_end - 64..arena_end);
+                assert_eq!(queue.bytes_to_populate(queue.arena).len(), layout.arena_bytes / 8);
                 [
                     (queue.read_count, WORD_BYTES),
                     (queue.wants_space, WORD_BYTES),

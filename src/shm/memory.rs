@@ -8,6 +8,8 @@ pub const WORD_BYTES: usize = size_of::<u64>();
 /// The unit of layouts in bytes: two adjacent cache lines, which some processors fetch together. Words that different ranks write
 /// do not share a unit.
 pub(super) const UNIT_BYTES: usize = 128;
+/// A part of the memory is populated when a rank uses it this many times, so that rare calls use few pages (ADR 104).
+pub(super) const USES_TO_POPULATE: u8 = 4;
 /// A thread that looks for a change of a word pauses once after this number of looks.
 const LOOKS_PER_PAUSE: u32 = 8;
 

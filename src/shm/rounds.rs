@@ -3,8 +3,8 @@
 //!
 //! A rank that has posted round r + 1 no longer reads payloads of round r. Before a rank posts round r + [`LEAD_MAX`], it
 //! compares its header with that of the next rank in round r. So a rank may post round r when all other ranks have posted round
-//! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. For a payload in a cell or long cell, all others
-//! must have posted round r - 8. A payload in the ring buffer may overlap earlier ones except that of the round before, and one
+//! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. For a payload in a long cell, all others
+//! must have posted round r - 16, and for one in a cell of two ranks, round r - 8. A payload in the ring buffer may overlap earlier ones except that of the round before, and one
 //! in exchange buffers those of round r - 2, also of other ranks. So all others must have posted the round before.
 //!
 //! If ranks call different operations in a round, they may divide exchange buffers differently and write the same bytes. No rank
@@ -21,16 +21,16 @@ mod registry;
 mod tests;
 
 use self::layout::{
-    CELL_PLACE, CELLS_OFFSET, EXCHANGE_PLACE, EXPOSED_PLACE, HEADER_STEP, HEADERS, INLINE_PAYLOAD_BYTES_MAX,
-    LONG_CELL_BYTES, LONG_CELL_PLACE, LONG_CELLS_OFFSET, NextPost, PLACE_BITS, POST_HEADER_BYTES,
-    RING_BUFFER_OFFSET, SHORT_CELLS,
+    CELL_PLACE, CELLS, CELLS_OF_TWO, CELLS_OFFSET, EXCHANGE_PLACE, EXPOSED_PLACE, HEADER_STEP, HEADERS,
+    INLINE_PAYLOAD_BYTES_MAX, LONG_CELL_BYTES, LONG_CELL_PLACE, LONG_CELLS, LONG_CELLS_OFFSET, NextPost,
+    PLACE_BITS, POST_HEADER_BYTES, RING_BUFFER_OFFSET,
 };
 pub use self::layout::{HEADER_WORDS, Header, LEAD_MAX, Payload, RoundsSize, SHORT_PAYLOAD_BYTES_MAX};
 pub use self::registry::BUFFERS_MAX;
 #[cfg(test)]
 pub use self::registry::BufferRef;
 use self::registry::{BUFFER_REF_BYTES, BufferRegistry};
-use super::memory::{RoundsMemory, UNIT_BYTES, WORD_BYTES};
+use super::memory::{RoundsMemory, UNIT_BYTES, USES_TO_POPULATE, WORD_BYTES};
 use super::segment::Segment;
 use crate::types::part_index;
 
@@ -42,8 +42,8 @@ pub struct ShmRounds<M = Segment> {
     /// The last round that all other ranks have posted, as far as this rank knows.
     posted_by_all: u64,
     next_post: NextPost,
-    /// The offset in the memory of this rank up to which it is populated.
-    populated_end: usize,
+    /// The numbers of payloads in cells, long cells and the ring buffer, up to [`USES_TO_POPULATE`].
+    uses: [u8; 3],
     pub registry: BufferRegistry,
 }
 
@@ -111,18 +111,13 @@ impl<M: RoundsMemory> ShmRounds<M> {
             "a stamp must be able to count the units of a ring buffer"
         );
         let posts = Posts { memory, size, bytes_per_rank: size.bytes_per_rank() };
-        // Of two ranks, each also writes the cells of the other.
-        let own = if size.ranks == 2 { 0..2 } else { rank..rank + 1 };
-        for start in own.map(|rank| posts.rank_offset(rank)) {
-            posts.memory.populate(start..start + LONG_CELLS_OFFSET);
-        }
         Self {
             posts,
             rank,
             posted: 0,
             posted_by_all: 0,
             next_post: NextPost::default(),
-            populated_end: LONG_CELLS_OFFSET,
+            uses: [0; 3],
             registry: BufferRegistry::new(rank),
         }
     }
@@ -198,11 +193,31 @@ impl<M: RoundsMemory> ShmRounds<M> {
         let bytes_of_parts = payload.part_bytes * (self.posts.size.ranks - 1);
         assert!(payload.bytes.max(bytes_of_parts) <= bytes_max, "a payload must not be longer than a slot");
         self.next_post.reserve(round, payload, self.posts.size);
-        if self.next_post.used_end > self.populated_end {
-            let (start, end) = (self.populated_end, self.next_post.used_end);
-            self.populated_end = end;
-            let own = self.posts.rank_offset(self.rank);
-            self.posts.memory.populate(own + start..own + end);
+        self.count_use(self.next_post.place);
+    }
+
+    /// Counts a payload at this [`NextPost::place`]. At the last payload that is counted, populates the memory for the next ones.
+    fn count_use(&mut self, place: usize) {
+        let ring_end = RING_BUFFER_OFFSET + self.posts.size.used_ring_bytes();
+        let cells = if self.posts.size.ranks == 2 { CELLS_OF_TWO } else { CELLS };
+        let cells_end = CELLS_OFFSET + cells as usize * SHORT_PAYLOAD_BYTES_MAX;
+        let (part, bytes) = match place {
+            0 | EXPOSED_PLACE | EXCHANGE_PLACE => return,
+            CELL_PLACE => (0, CELLS_OFFSET..cells_end),
+            LONG_CELL_PLACE => (1, LONG_CELLS_OFFSET..RING_BUFFER_OFFSET),
+            _ => (2, RING_BUFFER_OFFSET..ring_end),
+        };
+        if self.uses[part] == USES_TO_POPULATE {
+            return;
+        }
+        self.uses[part] += 1;
+        if self.uses[part] == USES_TO_POPULATE {
+            // Of two ranks, each also writes the cells of the other.
+            let other = (part == 0 && self.posts.size.ranks == 2).then(|| 1 - self.rank);
+            for rank in [self.rank].into_iter().chain(other) {
+                let start = self.posts.rank_offset(rank);
+                self.posts.memory.populate(start + bytes.start..start + bytes.end);
+            }
         }
     }
 
@@ -228,6 +243,9 @@ impl<M: RoundsMemory> ShmRounds<M> {
         let is_free = self.posted < round && self.posted_by_all >= round.saturating_sub(lead_max);
         assert!(is_free, "another rank may read this memory");
         let place = if bytes > INLINE_PAYLOAD_BYTES_MAX { CELL_PLACE } else { 0 };
+        if place == CELL_PLACE && self.uses[0] < USES_TO_POPULATE {
+            self.count_use(CELL_PLACE);
+        }
         let (memory, stamp) = (&*self.posts.memory, self.posts.header_offset(self.rank, round));
         let payload = self.payload_offset(self.rank, round, place);
         for (start, part) in parts {
@@ -351,13 +369,15 @@ impl<M: RoundsMemory> ShmRounds<M> {
         match place {
             0 | EXPOSED_PLACE => self.posts.header_offset(rank, round) + POST_HEADER_BYTES,
             CELL_PLACE => {
-                let is_swapped = (round / SHORT_CELLS % 2) as usize;
-                let owner = if self.posts.size.ranks == 2 { rank ^ is_swapped } else { rank };
-                let cell = (round % SHORT_CELLS) as usize;
-                self.posts.rank_offset(owner) + CELLS_OFFSET + cell * SHORT_PAYLOAD_BYTES_MAX
+                let (owner, cell) = if self.posts.size.ranks == 2 {
+                    (rank ^ (round / CELLS_OF_TWO % 2) as usize, round % CELLS_OF_TWO)
+                } else {
+                    (rank, round % CELLS)
+                };
+                self.posts.rank_offset(owner) + CELLS_OFFSET + cell as usize * SHORT_PAYLOAD_BYTES_MAX
             }
             LONG_CELL_PLACE => {
-                let cell = (round % SHORT_CELLS) as usize;
+                let cell = (round % LONG_CELLS) as usize;
                 self.posts.rank_offset(rank) + LONG_CELLS_OFFSET + cell * LONG_CELL_BYTES
             }
             _ => self.posts.rank_offset(rank) + RING_BUFFER_OFFSET + (place - 1) * UNIT_BYTES,

@@ -57,6 +57,7 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     /// Statistics of operations in shared memory that run without the lock.
     pub(super) shm_counters: Arc<ShmCounters>,
     pub(super) recorded: BTreeMap<OpId, EventNumber>,
+    /// Reports the failure of the job to `ringrun`; `None` if `ringrun` did not start the job.
     failure_reporter: Option<FailureReporter>,
 }
 
@@ -234,6 +235,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         }
     }
 
+    /// Cancels the operation if it is a receive that has not matched a message, and returns true. Otherwise returns false.
     pub(crate) fn cancel(&mut self, id: OpId, now: Timestamp) -> bool {
         let is_cancelled = self.link_driver.cancel(id);
         if is_cancelled {

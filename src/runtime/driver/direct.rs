@@ -50,6 +50,7 @@ impl Driver {
         self.run(request, bytes, |memory| Submission::Receive(pattern, convert(memory)))
     }
 
+    /// Sends a message without an operation. Returns false if it was not sent, and needs an operation.
     pub(crate) fn try_send_directly(&self, request: &OperationRequest, to: Rank, bytes: &[u8]) -> bool {
         if !self.shared.local_peers.get().is_some_and(|local| local.numbers.contains(to)) {
             return false;

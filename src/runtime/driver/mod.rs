@@ -242,6 +242,7 @@ impl Driver {
         found.transpose()
     }
 
+    /// Fails the job because the program of this rank aborts it. `message` is the reason.
     pub(crate) fn abort(&self, message: &str) -> Error {
         let mut core = self.shared.lock();
         core.link_driver.engine.abort(message);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::entry::{BYTES_IN_CELL_MAX, KIND_BEGIN, KIND_BYTES, KIND_MESSAGE, PASSES_BUFFER, QueueError};
 use crate::shm::host::{HostMemoryLayout, PAYLOAD_ALIGNMENT, QueueLayout};
-use crate::shm::memory::{SegmentMemory, WORD_BYTES};
+use crate::shm::memory::{SegmentMemory, USES_TO_POPULATE, WORD_BYTES};
 
 pub struct QueueSender<M> {
     memory: Arc<M>,
@@ -26,8 +26,8 @@ pub struct QueueSender<M> {
     head_offset: usize,
     /// The position before which the receiver has read all bytes.
     tail: u64,
-    /// Whether this rank has sent a message.
-    has_sent: bool,
+    /// The numbers of messages and of messages in the arena, up to [`USES_TO_POPULATE`].
+    uses: [u8; 2],
 }
 
 /// Returns word 1 of the cell of an entry.
@@ -52,7 +52,7 @@ impl<M: SegmentMemory> QueueSender<M> {
             head: 0,
             head_offset: 0,
             tail: 0,
-            has_sent: false,
+            uses: [0; 2],
         }
     }
 
@@ -101,11 +101,7 @@ impl<M: SegmentMemory> QueueSender<M> {
         owned: &mut Vec<u8>,
     ) -> Result<bool, QueueError> {
         let bytes = payload.len();
-        if !self.has_sent {
-            self.has_sent = true;
-            let next_bytes = self.layout.next_bytes(self.cell, self.head_offset);
-            next_bytes.into_iter().for_each(|bytes| self.memory.populate(bytes));
-        }
+        self.count_use(0, self.cell);
         if bytes <= BYTES_IN_CELL_MAX {
             let has_cell = self.find_cells(1)?;
             if has_cell {
@@ -122,6 +118,7 @@ impl<M: SegmentMemory> QueueSender<M> {
             }
             return Ok(is_written);
         }
+        self.count_use(1, self.layout.arena + self.head_offset);
         let piece_bytes = self.layout.piece_bytes(bytes);
         if piece_bytes < bytes && !self.has_space_for(bytes) {
             self.update_read_count()?;
@@ -145,6 +142,18 @@ impl<M: SegmentMemory> QueueSender<M> {
             sent += count;
         }
         Ok(true)
+    }
+
+    /// Counts a message that uses the cells (part 0) or the arena (part 1) from the offset `next` on. At the last message that is
+    /// counted, populates the bytes for the next messages.
+    #[inline]
+    fn count_use(&mut self, part: usize, next: usize) {
+        if self.uses[part] < USES_TO_POPULATE {
+            self.uses[part] += 1;
+            if self.uses[part] == USES_TO_POPULATE {
+                self.memory.populate(self.layout.bytes_to_populate(next));
+            }
+        }
     }
 
     /// Adds the entries of a whole message, whose bytes are in a passed buffer. The last entry passes the buffer on.

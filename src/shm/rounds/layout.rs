@@ -4,10 +4,12 @@
 use crate::shm::memory::{UNIT_BYTES, WORD_BYTES};
 use crate::types::part_index;
 
-/// How many rounds a rank may be ahead of the others, if its payloads follow their headers.
+/// How many rounds a rank may be ahead of the others, if its payloads follow their headers or are in cells.
 pub const LEAD_MAX: u64 = 32;
-/// How many rounds a rank may be ahead of the others, if its payloads are in cells.
-pub(super) const SHORT_LEAD_MAX: u64 = 8;
+/// The same for cells of two ranks. With more of them, two ranks read more memory that is in no cache (ADR 105).
+pub(super) const LEAD_OF_TWO: u64 = 8;
+/// The same for long cells.
+pub(super) const LONG_LEAD_MAX: u64 = 16;
 /// The number of post headers of a rank. A rank that may post round r + [`LEAD_MAX`] knows only that all others have posted round
 /// r, and these compare the headers of round r - [`LEAD_MAX`] before they post round r.
 pub(super) const HEADERS: u64 = 2 * LEAD_MAX;
@@ -19,9 +21,11 @@ pub(super) const HEADER_STEP: u64 = 37;
 pub(super) const INLINE_PAYLOAD_BYTES_MAX: usize = UNIT_BYTES - POST_HEADER_BYTES;
 /// The length in bytes of a cell, which contains one payload.
 pub const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
-/// The number of cells of a rank, and of its long cells. More than [`SHORT_LEAD_MAX`] are necessary, because the others may still
-/// read the oldest of these rounds; a power of two is fast.
-pub(super) const SHORT_CELLS: u64 = 2 * SHORT_LEAD_MAX;
+/// The number of cells that a rank uses. More than it may be ahead are necessary, because the others may still read the oldest of
+/// these rounds; a power of two is fast.
+pub(super) const CELLS: u64 = 2 * LEAD_MAX;
+pub(super) const CELLS_OF_TWO: u64 = 2 * LEAD_OF_TWO;
+pub(super) const LONG_CELLS: u64 = 2 * LONG_LEAD_MAX;
 /// The length in bytes of a long cell, which contains a payload of a rank that reads nothing in the round.
 pub(super) const LONG_CELL_BYTES: usize = 16 << 10;
 /// The number of payloads of maximum length for which a ring buffer has space. At least three are necessary: for
@@ -93,6 +97,11 @@ impl RoundsSize {
         (owner, part, RING_BUFFER_OFFSET + self.ring_buffer_bytes() + buffer + part * part_bytes)
     }
 
+    /// Returns how many bytes at the start of the ring buffer payloads use, unless they are too long for that.
+    pub(super) fn used_ring_bytes(self) -> usize {
+        self.ring_buffer_bytes().min(USED_BYTES_OF_ALL_RANKS / self.ranks)
+    }
+
     pub(super) const fn ring_buffer_bytes(self) -> usize {
         RING_BUFFER_SLOTS * in_units(self.slot_bytes)
     }
@@ -104,8 +113,8 @@ pub(super) const POST_HEADER_BYTES: usize = (1 + HEADER_WORDS) * WORD_BYTES;
 /// Where the cells, the long cells and the ring buffer begin in the memory of a rank, after the sleep flag and the headers, one
 /// unit for each. The exchange buffers follow the ring buffer.
 pub(super) const CELLS_OFFSET: usize = (1 + HEADERS as usize) * UNIT_BYTES;
-pub(super) const LONG_CELLS_OFFSET: usize = CELLS_OFFSET + SHORT_CELLS as usize * SHORT_PAYLOAD_BYTES_MAX;
-pub(super) const RING_BUFFER_OFFSET: usize = LONG_CELLS_OFFSET + SHORT_CELLS as usize * LONG_CELL_BYTES;
+pub(super) const LONG_CELLS_OFFSET: usize = CELLS_OFFSET + CELLS as usize * SHORT_PAYLOAD_BYTES_MAX;
+pub(super) const RING_BUFFER_OFFSET: usize = LONG_CELLS_OFFSET + LONG_CELLS as usize * LONG_CELL_BYTES;
 
 /// What a rank posts in a round.
 #[derive(Clone, Copy, Default, Debug)]
@@ -135,7 +144,9 @@ impl Payload {
     pub fn lead_max(&self, ranks: usize) -> u64 {
         match self.fixed_place(ranks) {
             Some(0) => LEAD_MAX,
-            Some(CELL_PLACE | LONG_CELL_PLACE) => SHORT_LEAD_MAX,
+            Some(CELL_PLACE) if ranks == 2 => LEAD_OF_TWO,
+            Some(CELL_PLACE) => LEAD_MAX,
+            Some(LONG_CELL_PLACE) => LONG_LEAD_MAX,
             _ => 1,
         }
     }
@@ -154,8 +165,6 @@ pub(super) struct NextPost {
     length_in_ring: usize,
     /// The offset in bytes at which the next long payload begins in the ring buffer.
     cursor: usize,
-    /// Payloads like those until now are before this offset in the memory of this rank, except those in exchange buffers.
-    pub(super) used_end: usize,
 }
 
 impl NextPost {
@@ -164,18 +173,14 @@ impl NextPost {
         (self.round, self.payload) = (round, payload);
         self.place =
             payload.fixed_place(size.ranks).unwrap_or_else(|| self.reserve_in_ring(payload.bytes, size));
-        if self.place == LONG_CELL_PLACE {
-            self.used_end = self.used_end.max(RING_BUFFER_OFFSET);
-        }
     }
 
     fn reserve_in_ring(&mut self, bytes: usize, size: RoundsSize) -> usize {
         // If the cursor is so far that the payload has to begin at 0, the payload before begins after the end of this one.
         let separate = 2 * in_units(bytes) + in_units(self.length_in_ring);
-        let end_max = separate.max(USED_BYTES_OF_ALL_RANKS / size.ranks).min(size.ring_buffer_bytes());
+        let end_max = separate.max(size.used_ring_bytes()).min(size.ring_buffer_bytes());
         let start = if self.cursor + bytes > end_max { 0 } else { self.cursor };
         (self.cursor, self.length_in_ring) = (in_units(start + bytes), bytes);
-        self.used_end = self.used_end.max(RING_BUFFER_OFFSET + end_max);
         start / UNIT_BYTES + 1
     }
 }

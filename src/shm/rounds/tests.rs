@@ -1,3 +1,5 @@
+use std::os::unix::fs::MetadataExt as _;
+
 use super::layout::USED_BYTES_OF_ALL_RANKS;
 use super::*;
 
@@ -51,8 +53,43 @@ fn each_rank_writes_cells_and_exchange_buffers_that_it_has_read() {
     let cell = |rank, round| rounds.payload_offset(rank, round, CELL_PLACE);
     let five = RoundsSize { ranks: 5, ..size };
     for round in 20..60 {
-        assert_eq!(cell(0, round), cell(1, round - SHORT_CELLS));
+        assert_eq!(cell(0, round), cell(1, round - CELLS_OF_TWO));
         assert_eq!(size.exchange_place((0, 1), round, 0), size.exchange_place((1, 0), round - 2, 0));
         assert_eq!(five.exchange_place((3, 1), round, 150), five.exchange_place((1, 3), round - 2, 150));
+    }
+}
+
+#[test]
+fn memory_for_payloads_is_populated_after_some_payloads() {
+    if !Segment::can_populate() {
+        eprintln!("skipped: this kernel does not populate memory (Linux 5.14 or later does)");
+        return;
+    }
+    for (ranks, bytes, is_exchanged, populated) in [
+        (2, 1000, false, 2 * CELLS_OF_TWO as usize * SHORT_PAYLOAD_BYTES_MAX),
+        (3, 1000, false, CELLS as usize * SHORT_PAYLOAD_BYTES_MAX),
+        (3, 9000, false, LONG_CELLS as usize * LONG_CELL_BYTES),
+        (3, 9000, true, 4 * 64 << 10),
+    ] {
+        let size = RoundsSize { ranks, slot_bytes: 64 << 10 };
+        let mut segments = Segment::for_tests(size.bytes(), ranks);
+        let file = std::fs::File::from(segments[0].take_file().unwrap());
+        let allocated = || file.metadata().unwrap().blocks() as usize * 512;
+        let mut all: Vec<ShmRounds> = segments
+            .into_iter()
+            .enumerate()
+            .map(|(rank, segment)| ShmRounds::new(Arc::new(segment), size, rank))
+            .collect();
+        for round in 1..=u64::from(USES_TO_POPULATE) {
+            assert!(allocated() < populated, "{ranks} {bytes}");
+            all[1].write_payload(
+                round,
+                Payload { bytes, part_bytes: 0, is_exchanged },
+                (0, 0, &vec![1; bytes]),
+            );
+            all.iter_mut().for_each(|rounds| rounds.post(round, &[0; HEADER_WORDS]));
+        }
+        // Every rank has a few more pages, for its headers.
+        assert!(allocated() >= populated && allocated() < populated + (64 << 10), "{ranks} {bytes}");
     }
 }

@@ -51,7 +51,7 @@ impl<P: Connection> Bundle<P> {
         Ok(count)
     }
 
-    /// Returns the number of the connection whose next record is the link's next record.
+    /// Returns the number of the connection whose next record is the link's next record; `None` if there is none.
     fn find_connection_of_next_record(&mut self) -> Result<Option<usize>, TransferError> {
         let next = self.receiving.next_record;
         let number = |stream: &Option<Stream<P>>| Some(stream.as_ref()?.head?.number);
