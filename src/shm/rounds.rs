@@ -3,9 +3,10 @@
 //!
 //! A rank that has posted round r + 1 no longer reads payloads of round r. Before a rank posts round r + [`LEAD_MAX`], it
 //! compares its header with that of the next rank in round r. So a rank may post round r when all other ranks have posted round
-//! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. For a payload in a long cell, all others
-//! must have posted round r - 16, and for one in a cell of two ranks, round r - 8. A payload in the ring buffer may overlap earlier ones except that of the round before, and one
-//! in exchange buffers those of round r - 2, also of other ranks. So all others must have posted the round before.
+//! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. For a payload in a long cell, all others must have
+//! posted round r - 16, and for one in a cell of two ranks, round r - 8. A payload in the ring buffer may overlap earlier ones
+//! except that of the round before, and one in exchange buffers those of round r - 2, also of other ranks. So all others must
+//! have posted the round before.
 //!
 //! If ranks call different operations in a round, they may divide exchange buffers differently and write the same bytes. No rank
 //! uses these bytes, because every rank compares all headers before it reads. Two ranks always write different buffers.
