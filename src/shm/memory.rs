@@ -8,8 +8,6 @@ pub const WORD_BYTES: usize = size_of::<u64>();
 /// The unit of layouts in bytes: two adjacent cache lines, which some processors fetch together. Words that different ranks write
 /// do not share a unit.
 pub(super) const UNIT_BYTES: usize = 128;
-/// A part of the memory is populated when a rank uses it this many times, so that rare calls use few pages (ADR 104).
-pub(super) const USES_TO_POPULATE: u8 = 4;
 /// A thread that looks for a change of a word pauses once after this number of looks.
 const LOOKS_PER_PAUSE: u32 = 8;
 
@@ -19,6 +17,20 @@ const LOOKS_PER_PAUSE: u32 = 8;
 pub fn pause_between_looks(look: u32) {
     if look.is_multiple_of(LOOKS_PER_PAUSE) {
         std::hint::spin_loop();
+    }
+}
+
+/// Counts how often a rank uses a part of the memory. The part is populated at the fourth use, so that rare calls use few pages
+/// (ADR 104).
+#[derive(Clone, Copy, Default)]
+pub(super) struct Uses(u8);
+
+impl Uses {
+    /// Counts a use. Returns whether the part is to be populated now.
+    #[inline]
+    pub(super) fn count(&mut self) -> bool {
+        self.0 = (self.0 + 1).min(5);
+        self.0 == 4
     }
 }
 
@@ -56,8 +68,10 @@ pub trait SegmentMemory {
     fn prefetch(&self, _offset: usize) {}
 
     /// Makes the system provide the pages of these bytes now. Otherwise the first access to each page takes some microseconds.
-    /// Does nothing if the system cannot do this.
-    fn populate(&self, _bytes: Range<usize>) {}
+    /// Returns false if the system cannot do this (Linux before 5.14).
+    fn populate(&self, _bytes: Range<usize>) -> bool {
+        false
+    }
 
     /// Sets the word at `offset`, and returns its value before.
     #[track_caller]

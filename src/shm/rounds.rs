@@ -31,7 +31,7 @@ pub use self::registry::BUFFERS_MAX;
 #[cfg(test)]
 pub use self::registry::BufferRef;
 use self::registry::{BUFFER_REF_BYTES, BufferRegistry};
-use super::memory::{RoundsMemory, UNIT_BYTES, USES_TO_POPULATE, WORD_BYTES};
+use super::memory::{RoundsMemory, UNIT_BYTES, Uses, WORD_BYTES};
 use super::segment::Segment;
 use crate::types::part_index;
 
@@ -43,8 +43,8 @@ pub struct ShmRounds<M = Segment> {
     /// The last round that all other ranks have posted, as far as this rank knows.
     posted_by_all: u64,
     next_post: NextPost,
-    /// The numbers of payloads in cells, long cells and the ring buffer, up to [`USES_TO_POPULATE`].
-    uses: [u8; 3],
+    /// The uses of the cells, the long cells and the ring buffer.
+    uses: [Uses; 3],
     pub registry: BufferRegistry,
 }
 
@@ -118,7 +118,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
             posted: 0,
             posted_by_all: 0,
             next_post: NextPost::default(),
-            uses: [0; 3],
+            uses: [Uses::default(); 3],
             registry: BufferRegistry::new(rank),
         }
     }
@@ -197,26 +197,20 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.count_use(self.next_post.place);
     }
 
-    /// Counts a payload at this [`NextPost::place`]. At the last payload that is counted, populates the memory for the next ones.
+    /// Counts a payload at this [`NextPost::place`]. If there have been several, populates the memory for the next ones.
     fn count_use(&mut self, place: usize) {
-        let ring_end = RING_BUFFER_OFFSET + self.posts.size.used_ring_bytes();
-        let cells = if self.posts.size.ranks == 2 { CELLS_OF_TWO } else { CELLS };
-        let cells_end = CELLS_OFFSET + cells as usize * SHORT_PAYLOAD_BYTES_MAX;
+        let size = self.posts.size;
+        let cells = if size.ranks == 2 { CELLS_OF_TWO } else { CELLS };
         let (part, bytes) = match place {
             0 | EXPOSED_PLACE | EXCHANGE_PLACE => return,
-            CELL_PLACE => (0, CELLS_OFFSET..cells_end),
+            CELL_PLACE => (0, CELLS_OFFSET..CELLS_OFFSET + cells as usize * SHORT_PAYLOAD_BYTES_MAX),
             LONG_CELL_PLACE => (1, LONG_CELLS_OFFSET..RING_BUFFER_OFFSET),
-            _ => (2, RING_BUFFER_OFFSET..ring_end),
+            _ => (2, RING_BUFFER_OFFSET..RING_BUFFER_OFFSET + size.used_ring_bytes()),
         };
-        if self.uses[part] == USES_TO_POPULATE {
-            return;
-        }
-        self.uses[part] += 1;
-        if self.uses[part] == USES_TO_POPULATE {
+        if self.uses[part].count() {
             // Of two ranks, each also writes the cells of the other.
-            let other = (part == 0 && self.posts.size.ranks == 2).then(|| 1 - self.rank);
-            for rank in [self.rank].into_iter().chain(other) {
-                let start = self.posts.rank_offset(rank);
+            let other = (part == 0 && size.ranks == 2).then(|| 1 - self.rank);
+            for start in [self.rank].into_iter().chain(other).map(|rank| self.posts.rank_offset(rank)) {
                 self.posts.memory.populate(start + bytes.start..start + bytes.end);
             }
         }
@@ -244,8 +238,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
         let is_free = self.posted < round && self.posted_by_all >= round.saturating_sub(lead_max);
         assert!(is_free, "another rank may read this memory");
         let place = if bytes > INLINE_PAYLOAD_BYTES_MAX { CELL_PLACE } else { 0 };
-        if place == CELL_PLACE && self.uses[0] < USES_TO_POPULATE {
-            self.count_use(CELL_PLACE);
+        if place == CELL_PLACE {
+            self.count_use(place);
         }
         let (memory, stamp) = (&*self.posts.memory, self.posts.header_offset(self.rank, round));
         let payload = self.payload_offset(self.rank, round, place);

@@ -88,13 +88,6 @@ impl Segment {
         segments
     }
 
-    #[cfg(test)]
-    pub(super) fn can_populate() -> bool {
-        let segment = Self::create(page_size(), &[1; TOKEN_BYTES]).unwrap();
-        // SAFETY: the call does not change the content of the page.
-        unsafe { madvise(segment.base.as_ptr().cast(), page_size(), Advice::LinuxPopulateWrite).is_ok() }
-    }
-
     /// Returns where other processes find the segment, or `None` after [`Segment::take_file`].
     pub fn location(&self) -> Option<SegmentLocation> {
         let file = self.file.as_ref()?.as_raw_fd();
@@ -203,13 +196,12 @@ impl SegmentMemory for Segment {
         let _ = byte;
     }
 
-    fn populate(&self, bytes: Range<usize>) {
+    fn populate(&self, bytes: Range<usize>) -> bool {
         let start = bytes.start - bytes.start % page_size();
         let first = self.address(start, bytes.end - start).as_ptr().cast();
         // SAFETY: the bytes are inside the mapping, and the call does not change their content.
-        if let Err(error) = unsafe { madvise(first, bytes.end - start, Advice::LinuxPopulateWrite) } {
-            log::debug!("the pages of shared memory are provided at their first access: {error}");
-        }
+        let populated = unsafe { madvise(first, bytes.end - start, Advice::LinuxPopulateWrite) };
+        populated.inspect_err(|error| log::debug!("shared memory could not be populated: {error}")).is_ok()
     }
 
     fn swap(&self, offset: usize, value: u64, ordering: Ordering) -> u64 {
@@ -324,8 +316,6 @@ impl Drop for SparePages {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
-
     use super::*;
 
     #[test]
@@ -343,25 +333,6 @@ mod tests {
         assert!(Segment::open(location, 8192, &[8; TOKEN_BYTES]).is_err(), "the token is wrong");
         drop(one.take_file());
         assert!(one.location().is_none());
-    }
-
-    #[test]
-    fn populated_bytes_have_pages_and_keep_their_content() {
-        let page = page_size();
-        let mut segment = Segment::create(8 * page, &[7; TOKEN_BYTES]).unwrap();
-        segment.write(3 * page, &[5; 8]);
-        segment.populate(2 * page + 1..4 * page + 1);
-        let mut content = [0; 8];
-        segment.read(3 * page, &mut content);
-        assert_eq!(content, [5; 8]);
-        let blocks = File::from(segment.take_file().unwrap()).metadata().unwrap().blocks();
-        if Segment::can_populate() {
-            assert!(blocks * 512 >= 4 * page as u64, "the token's page and three populated ones");
-        } else {
-            eprintln!("skipped: this kernel does not populate memory (Linux 5.14 or later does)");
-        }
-        let outside = || segment.populate(8 * page..8 * page + 1);
-        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(outside)).is_err());
     }
 
     #[test]

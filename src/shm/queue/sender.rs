@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::entry::{BYTES_IN_CELL_MAX, KIND_BEGIN, KIND_BYTES, KIND_MESSAGE, PASSES_BUFFER, QueueError};
 use crate::shm::host::{HostMemoryLayout, PAYLOAD_ALIGNMENT, QueueLayout};
-use crate::shm::memory::{SegmentMemory, USES_TO_POPULATE, WORD_BYTES};
+use crate::shm::memory::{SegmentMemory, Uses, WORD_BYTES};
 
 pub struct QueueSender<M> {
     memory: Arc<M>,
@@ -26,8 +26,8 @@ pub struct QueueSender<M> {
     head_offset: usize,
     /// The position before which the receiver has read all bytes.
     tail: u64,
-    /// The numbers of messages and of messages in the arena, up to [`USES_TO_POPULATE`].
-    uses: [u8; 2],
+    cell_uses: Uses,
+    arena_uses: Uses,
 }
 
 /// Returns word 1 of the cell of an entry.
@@ -52,7 +52,8 @@ impl<M: SegmentMemory> QueueSender<M> {
             head: 0,
             head_offset: 0,
             tail: 0,
-            uses: [0; 2],
+            cell_uses: Uses::default(),
+            arena_uses: Uses::default(),
         }
     }
 
@@ -101,7 +102,9 @@ impl<M: SegmentMemory> QueueSender<M> {
         owned: &mut Vec<u8>,
     ) -> Result<bool, QueueError> {
         let bytes = payload.len();
-        self.count_use(0, self.cell);
+        if self.cell_uses.count() {
+            self.memory.populate(self.layout.bytes_to_populate(self.cell));
+        }
         if bytes <= BYTES_IN_CELL_MAX {
             let has_cell = self.find_cells(1)?;
             if has_cell {
@@ -118,7 +121,9 @@ impl<M: SegmentMemory> QueueSender<M> {
             }
             return Ok(is_written);
         }
-        self.count_use(1, self.layout.arena + self.head_offset);
+        if self.arena_uses.count() {
+            self.memory.populate(self.layout.bytes_to_populate(self.layout.arena + self.head_offset));
+        }
         let piece_bytes = self.layout.piece_bytes(bytes);
         if piece_bytes < bytes && !self.has_space_for(bytes) {
             self.update_read_count()?;
@@ -142,18 +147,6 @@ impl<M: SegmentMemory> QueueSender<M> {
             sent += count;
         }
         Ok(true)
-    }
-
-    /// Counts a message that uses the cells (part 0) or the arena (part 1) from the offset `next` on. At the last message that is
-    /// counted, populates the bytes for the next messages.
-    #[inline]
-    fn count_use(&mut self, part: usize, next: usize) {
-        if self.uses[part] < USES_TO_POPULATE {
-            self.uses[part] += 1;
-            if self.uses[part] == USES_TO_POPULATE {
-                self.memory.populate(self.layout.bytes_to_populate(next));
-            }
-        }
     }
 
     /// Adds the entries of a whole message, whose bytes are in a passed buffer. The last entry passes the buffer on.
