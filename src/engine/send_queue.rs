@@ -27,8 +27,7 @@ pub(super) struct SendQueue {
     waiting_for_credit: SortedMap<OpId, usize>,
     /// The operations that wait for a ready frame, because they may not send on credit.
     waiting_for_ready: SortedSet<OpId>,
-    /// The operations that were announced and that no ready frame has answered. The peer stores no other announcements of this
-    /// rank.
+    /// The operations that were announced and that no ready frame has answered: all of this rank that the peer stores.
     announced: SortedSet<OperationKey>,
     /// The operations whose announcement waits because `announced` has reached its limit. They are also in
     /// `waiting_for_credit` or `waiting_for_ready`.

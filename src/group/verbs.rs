@@ -13,8 +13,7 @@
 //! | [`AllToAll`] | one part for each rank | one part of each rank | replaces the buffer |
 //!
 //! The rank's part of a buffer is [`Group::chunk`](super::Group::chunk), or has the length in `counts`. Combinations that have
-//! no meaning do not compile. For example, a broadcast into a new vector needs a count, because the other ranks have no
-//! input:
+//! no meaning do not compile. For example, a broadcast into a new vector needs a count, because only the root has an input:
 //!
 //! ```compile_fail
 //! # use ringtrain::{Group, Rank, verbs::Broadcast};

@@ -22,8 +22,7 @@ pub struct Memory {
 /// What keeps the bytes of a [`Memory`] at their address.
 enum Keeper {
     Owner(Box<dyn Any + Send>),
-    /// The memory is a buffer of the caller, or a part of another operation's buffer. While this token lives, [`BorrowCheck`]
-    /// knows that the memory is in use.
+    /// A buffer of the caller, or a part of another operation's. While the token lives, [`BorrowCheck`] knows that it is in use.
     Borrow {
         _token: Arc<()>,
     },
@@ -33,8 +32,7 @@ enum Keeper {
 type Allocate = fn(usize) -> Option<Memory>;
 
 // SAFETY: while this memory lives, it is the only access to its output: it has the owner of the output, or has borrowed the
-// output (see `lend`; `SplitBuffer` gives no access to the whole buffer). Its input is only read. So any thread may use the
-// memory.
+// output (see `lend`; `SplitBuffer` gives no access to the whole buffer). Its input is only read. So any thread may use it.
 unsafe impl Send for Memory {}
 
 impl Memory {

@@ -4,8 +4,7 @@ use super::partition::Partition;
 use super::{GatherWorkspace, Schedule, chain, direct_exchange, double_tree, doubling, ring, tree};
 use crate::types::{Algorithm, Operation, Rank, WorldSize};
 
-/// A collective as one rank calls it. `count` is the number of elements in each buffer, and part r of a `partition` belongs to
-/// rank r.
+/// A collective as one rank calls it. `count` is the number of elements in each buffer, and rank r has part r of `partition`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CollectiveSpec {
     /// No rank leaves the barrier before all ranks have entered the barrier.

@@ -150,8 +150,7 @@ impl LinkCost {
             (Operation::AllReduce, Algorithm::DoubleTree) => {
                 (world.get() >= DOUBLE_TREE_WORLD_SIZE_MIN, 2.0 * self.double_tree_ns(world, bytes))
             }
-            // For a broadcast or reduce, a chain is better than a double tree, because successive operations use all
-            // links of the chain at once.
+            // For a broadcast or reduce, a chain is better than a double tree: successive operations use all its links at once.
             (_, Algorithm::DoubleTree) => (false, f64::INFINITY),
             (Operation::AllReduce, _) => (true, 2.0 * ((n - 1.0) * self.latency_ns + parts_ns)),
             (Operation::ReduceScatter | Operation::AllGather, Algorithm::Direct) => {

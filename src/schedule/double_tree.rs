@@ -113,8 +113,7 @@ impl Tree {
         (parent, Vec::new())
     }
 
-    /// Returns the node at a place: the place that this node has in the first tree. Leaf i is node 2i, and inner node i is node
-    /// 2i + 1.
+    /// Returns the node at a place: the place that this node has in the first tree. Leaf i is node 2i, inner node i 2i + 1.
     fn node_at_place(self, places: usize, place: usize) -> usize {
         let leaves = places - places / 2;
         match self {

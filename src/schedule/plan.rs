@@ -45,8 +45,7 @@ impl SharedSlots {
         self.world.ranks().map(|rank| parts.range(rank).len()).max().unwrap_or_default()
     }
 
-    /// Returns the number of elements for each rank in a slot that is divided among all ranks. Short parts are close together, so
-    /// that they fit into a short payload.
+    /// Returns the number of elements for each rank in a slot that all ranks share. Short parts fit into a short payload.
     fn len_per_rank(self, parts: &Partition) -> usize {
         self.longest(parts).clamp(1, self.slot_len / self.world.as_usize())
     }

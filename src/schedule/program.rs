@@ -29,11 +29,9 @@ pub struct Phase {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Round {
-    /// The elements that the rank posts. If this list is empty, the rank posts only a signal, or the result of the
-    /// [`Fold`] of the round before.
+    /// The elements that the rank posts. If there are none, it posts only a signal, or the [`Fold`] of the round before.
     pub writes: Box<[SlotWrite]>,
-    /// If a slot is divided into a part for each other rank, which only this rank reads: the number of elements of a part. If the
-    /// slot is not divided: 0.
+    /// If a slot is divided into a part for each other rank, which only this rank reads: the elements of a part. Otherwise: 0.
     pub part_len: usize,
     /// The other ranks that must have posted the round before this rank does its work.
     pub sources: RankSet,

@@ -46,8 +46,7 @@ pub(super) unsafe fn copy_from_peer(source: NonNull<u8>, target: &mut [u8]) {
     }
 }
 
-/// Fills `target` with the bytes from `source` on, and writes past the caches. Other threads see the bytes in the order of the
-/// program, as after a plain copy.
+/// Fills `target` with the bytes from `source` on, and writes past the caches. Others see the bytes in program order.
 ///
 /// # Safety
 ///

@@ -1,5 +1,4 @@
-//! The layout of the memory that the ranks of a host share in a job. It has the sleep flag of each rank, and a queue from each
-//! rank to each other rank.
+//! The layout of the memory that the ranks of a host share in a job: the sleep flag of each rank, and a queue for each pair.
 //!
 //! ```text
 //! offset                length                              content

@@ -64,7 +64,7 @@ pub trait SegmentMemory {
         }
     }
 
-    /// Begins to fetch the byte at `offset` into the caches, because this thread will read it soon.
+    /// Begins to fetch the byte at `offset` into the caches, because this thread will read it soon. Does nothing by default.
     fn prefetch(&self, _offset: usize) {}
 
     /// Makes the system provide the pages of these bytes now. Otherwise the first access to each page takes some microseconds.

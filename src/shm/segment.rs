@@ -185,15 +185,12 @@ impl SegmentMemory for Segment {
         }
     }
 
+    #[cfg(target_arch = "x86_64")]
     fn prefetch(&self, offset: usize) {
-        let byte = self.address(offset, 1);
-        #[cfg(target_arch = "x86_64")]
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
         // SAFETY: the instruction is a hint, which has no effect on the memory and is allowed for every address.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(byte.as_ptr().cast());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = byte;
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(self.address(offset, 1).as_ptr().cast()) }
     }
 
     fn populate(&self, bytes: Range<usize>) -> bool {

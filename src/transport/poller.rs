@@ -49,8 +49,7 @@ impl Poller {
     /// early. Returns whether another thread ended the wait ([`Poller::waker`]). A caller that ignores this result
     /// and waits again misses the wake-up. Returns an error if the system call that waits for events fails.
     pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<bool> {
-        // The kernel counts whole milliseconds. If `timeout` were rounded down, the wait could end up to 1 ms before
-        // the deadline of the caller.
+        // The kernel counts whole milliseconds. Rounded down, the wait could end up to 1 ms before the caller's deadline.
         let timeout = timeout.map(|timeout| {
             Duration::from_millis(timeout.min(TIMEOUT_MAX).as_nanos().div_ceil(1_000_000) as u64)
         });

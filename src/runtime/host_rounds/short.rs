@@ -41,8 +41,7 @@ pub(crate) enum ShortResult {
 }
 
 impl ShortCall {
-    /// Returns the call; `None` if the program has several rounds or long payloads. `header` is that of its posts, without a
-    /// number.
+    /// Returns the call; `None` if the program has several rounds or long payloads. `header` is that of its posts, unnumbered.
     pub(super) fn new(
         program: &Program,
         (rank, ranks): (usize, usize),

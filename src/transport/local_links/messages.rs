@@ -7,8 +7,7 @@ use crate::transport::TransferResult;
 use crate::types::Rank;
 
 impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
-    /// Sends a whole message. Returns false if it was not sent: there is no space, or the link has no queue. The caller must not
-    /// be in the middle of a frame.
+    /// Sends a whole message, but not in the middle of a frame. Returns false if it was not sent: there is no space or no queue.
     pub fn send_message(&mut self, peer: Rank, message: &LocalMessage, payload: &[u8]) -> bool {
         let Some((link, mut context)) = self.local_link(peer) else { return false };
         if !link.is_sending || link.full_at.is_some() || link.problem.is_some() {

@@ -1,5 +1,4 @@
-//! Tests of links between transports in one thread, over real sockets and in virtual time: late ranks, simultaneous dials, and
-//! links of several connections.
+//! Tests of links in one thread, over real sockets and in virtual time: late ranks, simultaneous dials, several connections.
 
 use std::net::TcpStream as StdStream;
 use std::os::fd::AsRawFd as _;
@@ -171,8 +170,7 @@ fn a_link_to_a_machine_that_does_not_answer_is_lost() {
     assert_eq!(ranks[0].loss_reason(1), Some("no connection within 5 s"));
 }
 
-/// The higher rank's connection waits for the lower rank's verdict. When the lower rank's own dial fails, the higher
-/// rank's connection becomes the link.
+/// The higher rank's connection waits for the lower rank's verdict. When that rank's own dial fails, it becomes the link.
 #[test]
 fn the_connection_of_the_higher_rank_is_used_if_the_lower_rank_fails() {
     let mut ranks = make_test_ranks(2, 1);
@@ -251,8 +249,7 @@ fn a_connection_that_a_link_does_not_need_is_closed() {
         });
         assert!(has_connections(&ranks, 1, 3) && has_connections(&ranks, 0, 3));
     }
-    // Only the rank that opened the link may open further connections. Rank 0 opened this link, so rank 0 refuses the
-    // connection that rank 1 opens.
+    // Only rank 0, which opened the link, may open further connections. So it refuses the connection that rank 1 opens.
     let dial =
         ranks[1].transport.open_connection(SECOND, Rank::ZERO, StreamId { index: 7, total: 8 }).unwrap();
     handle_events_until(&mut ranks, &[0, 1], SECOND, |ranks| ranks[0].transport.next_deadline().is_none());
