@@ -2,6 +2,7 @@ use std::os::unix::fs::MetadataExt as _;
 
 use super::layout::USED_BYTES_OF_ALL_RANKS;
 use super::*;
+use crate::shm::memory::SegmentMemory as _;
 
 #[test]
 #[should_panic(expected = "another rank may read this memory")]
@@ -65,7 +66,7 @@ fn memory_for_payloads_is_populated_at_the_fourth_payload() {
         (2, 1000, false, 2 * CELLS_OF_TWO as usize * SHORT_PAYLOAD_BYTES_MAX),
         (3, 1000, false, CELLS as usize * SHORT_PAYLOAD_BYTES_MAX),
         (3, 9000, false, LONG_CELLS as usize * LONG_CELL_BYTES),
-        (3, 9000, true, 4 * 64 << 10),
+        (3, 9000, true, 4 * (64 << 10)),
     ] {
         let size = RoundsSize { ranks, slot_bytes: 64 << 10 };
         let mut segments = Segment::for_tests(size.bytes(), ranks);
