@@ -150,7 +150,7 @@ mod tests {
     fn a_call_site_is_stored_once_for_messages_in_a_row() {
         let mut link = Link::default();
         let site = |line| Site::new("train.py", line);
-        let lines: Vec<u32> = [1, 1, 2, 1].into_iter().chain(3..SITES_MAX as u32 + 1).collect();
+        let lines: Vec<u32> = [1, 1, 2, 1].into_iter().chain(3..=SITES_MAX as u32).collect();
         for (number, &line) in (0..).zip(&lines) {
             assert_eq!((link.number_message(site(line)), link.site_of(number + 1)), (number, None));
         }

@@ -39,8 +39,7 @@ pub(super) struct Places {
 pub(super) enum MemoryAccess {
     Written,
     Sent,
-    /// The call reads the input, which is followed by the output. The rank's own part goes from the first range, in the input,
-    /// to the second range, in the output.
+    /// The call reads the input, then comes the output. The own part goes from the first range (input) to the second (output).
     InputThenOutput(Range<usize>, Range<usize>),
 }
 

@@ -304,8 +304,7 @@ impl LinkIo {
         self.handle_complete_frames(peer, engine, operations);
     }
 
-    /// Applies or stores the segment, or passes on the control frame, whose payload has been received completely. Refuses a
-    /// payload with a wrong checksum.
+    /// Applies or stores the complete segment, or passes on the control frame. Refuses a payload with a wrong checksum.
     fn handle_complete_payload(
         &mut self,
         peer: Rank,

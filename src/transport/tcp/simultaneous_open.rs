@@ -7,8 +7,7 @@ use crate::types::Rank;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct SimultaneousOpen<D, A> {
     pub(crate) ours: D,
-    /// The connection that the peer has opened, if any. The peer waits for this rank's verdict. After this rank's connection has
-    /// failed, it becomes the link.
+    /// The connection that the peer has opened, if any. It waits for this rank's verdict, and is the link if its own one fails.
     pub(crate) theirs: Option<A>,
     /// Whether this rank is the lower of the two ranks, so that this rank's connection wins.
     ours_wins: bool,
