@@ -7,7 +7,7 @@ use crate::types::Rank;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct SimultaneousOpen<D, A> {
     pub(crate) ours: D,
-    /// The connection that the peer has opened, if any. It waits for this rank's verdict, and is the link if its own one fails.
+    /// The peer's connection, if any. The peer waits for a verdict. If this rank's connection fails, this one becomes the link.
     pub(crate) theirs: Option<A>,
     /// Whether this rank is the lower of the two ranks, so that this rank's connection wins.
     ours_wins: bool,
