@@ -137,8 +137,8 @@ fn the_rank_at_fault_is_blamed_although_it_ends_last_and_no_rank_prints_its_erro
 fn printed_text_does_not_decide_which_rank_is_blamed() {
     let (_folder, fifo) = make_fifo();
     let script = r#"case "$RANK" in
-        1) exec 3> "$FIFO"; echo "rank 3 on x was lost: reset"; exit 41;;
-        3) cat "$FIFO"; exit 42;;
+        1) echo $$ > "$FIFO"; echo "rank 3 on x was lost: reset"; exit 41;;
+        3) read -r pid < "$FIFO"; tail -s 0.01 --pid="$pid" -f /dev/null; exit 42;;
     esac"#;
     let done = run(ringrun_script(&["-n", "4"], script).env("FIFO", fifo));
     assert_eq!(done.code(), Some(41), "{}", done.stderr());
