@@ -12,6 +12,7 @@ pub mod plan;
 mod plan_error;
 mod plot;
 pub mod report;
+mod statistics;
 pub mod test_values;
 pub mod time_breakdown;
 
@@ -211,6 +212,7 @@ pub fn bench(
         checks: plan.checks,
         profiles: plan.profiles,
         allocates: plan.allocates,
+        rewrites_input: plan.rewrites_input,
         compression: plan.compression,
         budget_us: ROW_DURATION_US.min(ALL_ROWS_DURATION_US / plan.cases.len().max(1) as f64),
     };

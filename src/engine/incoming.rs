@@ -174,8 +174,7 @@ impl Engine {
             if is_stored {
                 return FrameVerdict::Store(key);
             }
-            // A segment on credit may be stored. An earlier segment of this link may need data of another peer, and later
-            // segments then wait behind it.
+            // A segment on credit may be stored: an earlier one may need data of another peer, and later ones wait behind it.
             if header.eager && position >= due_position {
                 return self.store_early(key, peer, header);
             }

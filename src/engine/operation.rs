@@ -329,8 +329,7 @@ impl RunningOperation {
         })
     }
 
-    /// Returns whether the data have been applied on which a segment of a transfer depends. An empty segment depends on all data
-    /// of the awaited step.
+    /// Returns whether the data on which a segment depends have been applied. An empty segment depends on the whole awaited step.
     fn is_dependency_applied(&self, transfer: &StepTransfer, segment: &Range<usize>) -> bool {
         let Some(StepDependency(step)) = transfer.awaited_step else { return true };
         let Some(awaited) = &self.steps[step].receive else { return false };

@@ -29,8 +29,7 @@ pub(super) struct SendQueue {
     waiting_for_ready: SortedSet<OpId>,
     /// The operations that were announced and that no ready frame has answered: all of this rank that the peer stores.
     announced: SortedSet<OperationKey>,
-    /// The operations whose announcement waits because `announced` has reached its limit. They are also in
-    /// `waiting_for_credit` or `waiting_for_ready`.
+    /// The operations in `waiting_for_credit` or `waiting_for_ready` whose announcement waits because `announced` is full.
     unannounced: SortedSet<OpId>,
 }
 

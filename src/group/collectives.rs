@@ -21,8 +21,8 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`Error`] if the array is not contiguous, the reduction is not defined on its elements, the ranks do not agree, a
-    /// peer is lost or the deadline passes.
+    /// [`Error`] if the array is not contiguous, the reduction is undefined for its elements, the ranks do not agree, a peer is
+    /// lost or the deadline passes.
     #[track_caller]
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
         let verb = (Operation::AllReduce, Some(op), Rank::ZERO);

@@ -47,7 +47,6 @@ pub(super) enum MemoryAccess {
 pub struct Plan {
     pub(super) call: Call,
     pub(super) places: Places,
-    /// What identifies the plan if the group keeps it. Then the call runs in shared memory, has a built-in reduction or none, and
-    /// is not compressed.
+    /// What identifies the plan if the group keeps it: then the call is in shared memory, without compression or own function.
     pub(super) key: Option<PlanKey>,
 }

@@ -54,10 +54,6 @@ impl Algorithms {
     pub fn is_automatic(&self) -> bool {
         self.0.is_empty()
     }
-
-    fn for_bytes(&self, bytes: u64) -> impl Iterator<Item = Algorithm> {
-        self.0.iter().filter(move |(_, range)| range.contains(&bytes)).map(|(algorithm, _)| *algorithm)
-    }
 }
 
 impl FromStr for Algorithms {
@@ -142,7 +138,8 @@ impl AlgorithmSelection {
             Algorithm::Hierarchy => is_hierarchical,
             other => possible.contains(other) && cost::can_run(*other, world, bytes),
         };
-        let requested = self.algorithms.for_bytes(bytes).find(is_possible);
+        let of_size = self.algorithms.0.iter().filter(|(_, range)| range.contains(&bytes));
+        let requested = of_size.map(|(algorithm, _)| *algorithm).find(is_possible);
         requested.unwrap_or_else(|| match possible {
             // With shared memory on each host, the operation always costs less than over links alone.
             _ if is_hierarchical => Algorithm::Hierarchy,

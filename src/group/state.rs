@@ -222,8 +222,7 @@ impl Group {
         self.job.as_ref().and_then(|job| job.congestion.as_deref())
     }
 
-    /// Returns the transport: `tcp`, `shm` (shared memory), `shm+tcp` (shared memory within hosts and TCP between
-    /// hosts), or `none` in a world of one rank.
+    /// Returns the transport: `tcp`, `shm` (shared memory), `shm+tcp` (`tcp` between hosts), or `none` in a world of one rank.
     pub fn transport(&self) -> &'static str {
         match &self.job {
             None => "none",
@@ -248,8 +247,7 @@ impl Group {
         self.job.as_ref().map(|job| job.driver.statistics()).unwrap_or_default()
     }
 
-    /// Returns the bytes that each open link of the job has carried on this rank, in all groups, by peer. Collectives of ranks
-    /// that share memory use no links.
+    /// Returns the bytes that each open link of the job has carried on this rank, in all groups. Shared memory needs no links.
     pub fn link_bytes(&self) -> Vec<LinkBytes> {
         let job = self.job.as_ref();
         job.map(|job| job.driver.core().link_driver.link_bytes().collect()).unwrap_or_default()

@@ -266,8 +266,7 @@ impl Scatter {
         Scatter { root: self.root, parts: count }
     }
 
-    /// Takes separate inputs. The root's input has `counts[r]` elements for rank r, and all ranks pass the same counts. The
-    /// inputs of the other ranks are ignored.
+    /// Takes separate inputs. Only the root's input is used: it has `counts[r]` elements for rank r. All pass the same counts.
     pub fn counts(self, counts: &[usize]) -> Scatter<Vec<usize>> {
         Scatter { root: self.root, parts: counts.to_vec() }
     }

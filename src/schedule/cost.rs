@@ -11,8 +11,7 @@ use crate::types::{Algorithm, Operation, WorldSize};
 /// The largest buffer, in bytes, that a broadcast or reduce sends along a tree. A larger buffer is sent along a chain, in which
 /// each link transfers each byte only once, and no rank stores data that arrive early.
 const TREE_BYTES_MAX: u64 = 64 << 10;
-/// The largest size in bytes of a rank's part of a buffer in the direct algorithm. Before a rank can reduce, it may
-/// have to store a part from each peer.
+/// The most bytes of a rank's part of a buffer in the direct algorithm: a rank may have to store a part from each peer.
 const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
 /// The largest size in bytes of a workspace, in which a rank stores the buffers of all ranks.
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
@@ -30,8 +29,7 @@ const ALL_LINKS_WORLD_SIZE_MAX: u32 = 32;
 /// The cost of messages over a link, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinkCost {
-    /// The time from the start of a send until the peer has received the message, including the time that both
-    /// processors need.
+    /// The time from the start of a send until the peer has received the message, with the work of both processors.
     pub latency_ns: f64,
     /// The time for each further message that a rank sends and receives in the same step.
     pub overhead_ns: f64,
@@ -141,8 +139,7 @@ impl LinkCost {
             (_, Algorithm::Doubling) => {
                 (workspace_bytes <= WORKSPACE_BYTES_MAX, rounds * self.latency_ns + gathering_ns)
             }
-            // With two ranks, the one-shot algorithm is better than the butterfly: it sends the same messages, and
-            // reduces in rank order.
+            // With two ranks, one-shot is better than the butterfly: it sends the same messages, and reduces in rank order.
             (_, Algorithm::Butterfly) => (world.get() > 2, rounds * (self.latency_ns + whole_buffer_ns)),
             (Operation::AllReduce, Algorithm::Direct) => {
                 (is_small_world && are_parts_storable, 2.0 * (direct_step_ns + parts_ns))

@@ -45,8 +45,7 @@ pub struct HostLayout {
     host: usize,
     /// The local rank: the index of this rank among the ranks of its host.
     local: usize,
-    /// The bytes of each slice of a block that a host sends to another host in one step of the ring. In tests, it is lower, so
-    /// that short buffers have several blocks.
+    /// The bytes of each slice of a block that a host sends in one step of the ring: few in tests, for several short blocks.
     pub chunk_bytes: usize,
 }
 

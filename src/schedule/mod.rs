@@ -4,8 +4,7 @@
 //!
 //! `docs/schedules.md`, `docs/short-messages.md` and `docs/double-tree.md` describe the steps and name the sources.
 //! `docs/algorithms.md` lists the cost. In the comments of this module, n is the number of ranks, and S the size of the whole
-//! buffer in bytes. A message is sent in segments. A rank *applies* a segment when it copies or reduces the arriving elements
-//! into its buffer.
+//! buffer in bytes. A message is sent in segments. A rank *applies* a segment when it copies or reduces it into its buffer.
 //!
 //! If a receive waits for another receive, a rank must store data that arrive early. So only schedules for short messages have
 //! such receives, and the double tree, in which the wait is short.

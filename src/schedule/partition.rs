@@ -19,8 +19,7 @@ pub struct Partition(Parts);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Parts {
-    /// As many elements are divided as evenly as possible among the ranks. Calls make these partitions again and again, so
-    /// they need no memory.
+    /// As many elements are divided as evenly as possible among the ranks. Calls often make these, so they need no memory.
     Even(usize, WorldSize),
     /// The index at which each part begins, followed by the index at which the last part ends.
     Bounds(Vec<usize>),
@@ -32,8 +31,7 @@ impl Partition {
         Self(Parts::Even(count, world))
     }
 
-    /// Returns a partition with `count` elements for each rank. Panics if the number of elements of all ranks overflows a
-    /// `usize`.
+    /// Returns a partition with `count` elements for each rank. Panics if the number of all elements overflows a `usize`.
     pub fn of_equal_parts(count: usize, world: WorldSize) -> Self {
         let total = count.checked_mul(world.as_usize());
         Self::even(total.expect("the length of the buffer must fit a usize"), world)

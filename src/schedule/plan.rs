@@ -135,8 +135,7 @@ impl SharedSlots {
     }
 }
 
-/// Returns a two-shot reduction. Of each block of a slot's length, each rank reduces one chunk. Only the last block may be
-/// shorter, so it is a phase of its own.
+/// Returns a two-shot reduction: each rank reduces one chunk of each block. The last block may be shorter, so it is a phase.
 fn two_shot(count: usize, root: Option<Rank>, slots: SharedSlots) -> Program {
     // Some chunks are one element longer than others. A very short slot has no space for all chunks but the own.
     let (slot_len, ranks) = (slots.slot_len, slots.world.as_usize());
@@ -179,8 +178,7 @@ fn signals(world: WorldSize, rank: Rank) -> (RankSet, RoundWork) {
     (RankSet::first_without(world.get(), rank.index()), RoundWork::Take([].into()))
 }
 
-/// Returns the sources and the work of a round in which a rank copies elements. The rank also waits for a source whose block
-/// is empty.
+/// Returns the sources and the work of a round in which a rank copies. The rank also waits for a source with an empty block.
 fn take_all(takes: impl IntoIterator<Item = Take>) -> (RankSet, RoundWork) {
     let takes: Box<[Take]> = takes.into_iter().collect();
     (takes.iter().map(|take| take.from.index()).collect(), RoundWork::Take(takes))

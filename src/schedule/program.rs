@@ -168,8 +168,7 @@ impl Execution {
         self.is_posted = true;
     }
 
-    /// Records that all ranks have posted the addresses of their buffers in the current round. Call this before the work of the
-    /// round is done.
+    /// Records that all ranks have posted the addresses of their buffers in this round. Call it before the round's work is done.
     pub fn handle_all_exposed(&mut self) {
         if let Some(in_place) = self.program.if_all_expose.clone().filter(|_| self.may_expose()) {
             self.program = in_place;

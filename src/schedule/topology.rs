@@ -29,8 +29,7 @@ pub struct Topology<'a> {
     /// The ranks of the job that are the ranks of the group.
     pub members: &'a [Rank],
     pub medium: Medium<'a>,
-    /// The bytes of each rank's chunk of a block in an all-reduce on the ring. In an exchange of encoded elements, the most bytes
-    /// before encoding.
+    /// The bytes of each rank's chunk of a block in a ring all-reduce; for encoded elements, the most bytes before encoding.
     pub chunk_bytes: usize,
 }
 

@@ -6,9 +6,10 @@
 
 use std::ptr::{self, NonNull};
 
-/// The length in bytes from which on the buffers of all ranks of a host together are longer than their caches. ADR 79 has the
-/// measurements.
+/// The length in bytes from which on the buffers of all ranks of a host together are longer than their caches (ADR 79).
 const CACHE_BYTES: usize = 16 << 20;
+/// The length of a cache line of most processors.
+const LINE_BYTES: usize = 64;
 /// The number of bytes that [`copy_from_peer`] copies at a time.
 const CHUNK_BYTES: usize = 256;
 
@@ -37,11 +38,15 @@ pub fn copy_to_buffer(target: &mut [u8], source: &[u8], all_bytes: usize) {
 ///
 /// The same as for [`copy_past_caches`].
 pub(super) unsafe fn copy_from_peer(source: NonNull<u8>, target: &mut [u8]) {
-    for (index, chunk) in target.chunks_mut(CHUNK_BYTES).enumerate() {
+    // All chunks but the first one begin at a cache line of the target.
+    let first = target.len().min(CHUNK_BYTES - target.as_ptr().addr() % LINE_BYTES);
+    let (first, rest) = target.split_at_mut(first);
+    let mut source = source.as_ptr().cast_const();
+    for chunk in std::iter::once(first).chain(rest.chunks_mut(CHUNK_BYTES)) {
         // SAFETY: the caller guarantees that the bytes are readable and do not overlap the target.
         unsafe {
-            let source = source.add(index * CHUNK_BYTES);
-            ptr::copy_nonoverlapping(source.as_ptr(), chunk.as_mut_ptr(), chunk.len());
+            ptr::copy_nonoverlapping(source, chunk.as_mut_ptr(), chunk.len());
+            source = source.add(chunk.len());
         }
     }
 }
@@ -56,7 +61,6 @@ pub(super) unsafe fn copy_from_peer(source: NonNull<u8>, target: &mut [u8]) {
 pub(super) unsafe fn copy_past_caches(source: NonNull<u8>, target: &mut [u8]) {
     use std::arch::x86_64::{_mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
-    const LINE_BYTES: usize = 64;
     let head = target.as_ptr().align_offset(LINE_BYTES).min(target.len());
     let lines_end = head + (target.len() - head) / LINE_BYTES * LINE_BYTES;
     let (source, length) = (source.as_ptr(), target.len());

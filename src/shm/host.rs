@@ -41,6 +41,8 @@ const PASSED_BYTES_MIN: usize = 256;
 const PASSED_BYTES: usize = 256 << 10;
 /// The same with many ranks.
 const SHORT_PASSED_BYTES: usize = 64 << 10;
+/// The most bytes of cells that the ranks of a host populate together, and of arenas: all of them with up to 3 ranks.
+const POPULATED_BYTES: usize = 16 << 20;
 /// The most ranks of a host with long arenas. With more ranks, their memory would be too large.
 const RANKS_WITH_LONG_ARENAS_MAX: usize = 8;
 
@@ -73,8 +75,7 @@ impl HostMemoryLayout {
     /// The most ranks of a host that have queues, because each pair of ranks has two.
     pub const RANKS_MAX: usize = 16;
 
-    /// Returns whether a queue has space for `frames` unread frames. `bytes` is the sum of their lengths, each rounded up to a
-    /// multiple of 64.
+    /// Returns whether a queue has space for `frames` unread frames of together `bytes` bytes, each padded to a multiple of 64.
     pub const fn has_space_for(frames: usize, bytes: usize) -> bool {
         // A long message has an entry for each 2 KiB, and one more at the end of the arena, where its bytes are divided.
         let cells = frames + bytes / PIECE_BYTES_MIN + 1;
@@ -153,10 +154,11 @@ impl QueueLayout {
         (cell - self.cells) / CELL_BYTES
     }
 
-    /// Returns the bytes from `start` on, in the cells or the arena, that the next thousand short messages use.
+    /// Returns the bytes from `start` on, in the cells or the arena, that a rank populates when it repeats messages.
     pub(super) fn bytes_to_populate(&self, start: usize) -> Range<usize> {
         let end = if start < self.arena { self.arena } else { self.arena + self.host.arena_bytes };
-        start..end.min(start + self.host.arena_bytes / 8)
+        let queues = self.host.ranks * (self.host.ranks - 1);
+        start..end.min(start + POPULATED_BYTES / queues)
     }
 
     /// Returns the place of a passed buffer in word 2 of an entry.
@@ -202,7 +204,8 @@ mod tests {
                 assert_eq!(queue.bytes_to_populate(last), last..last + CELL_BYTES);
                 let arena_end = queue.arena + layout.arena_bytes;
                 assert_eq!(queue.bytes_to_populate(arena_end - 64), arena_end - 64..arena_end);
-                assert_eq!(queue.bytes_to_populate(queue.arena).len(), layout.arena_bytes / 8);
+                let populated = queue.bytes_to_populate(queue.arena).len();
+                assert!(populated == layout.arena_bytes || (ranks > 2 && populated >= 64 << 10));
                 [
                     (queue.read_count, WORD_BYTES),
                     (queue.wants_space, WORD_BYTES),

@@ -5,8 +5,7 @@ use std::ops::{Deref, Range};
 use std::sync::atomic::Ordering;
 
 pub const WORD_BYTES: usize = size_of::<u64>();
-/// The unit of layouts in bytes: two adjacent cache lines, which some processors fetch together. Words that different ranks write
-/// do not share a unit.
+/// The unit of layouts: two cache lines, which some processors fetch together. Words that different ranks write share no unit.
 pub(super) const UNIT_BYTES: usize = 128;
 /// A thread that looks for a change of a word pauses once after this number of looks.
 const LOOKS_PER_PAUSE: u32 = 8;
@@ -20,8 +19,7 @@ pub fn pause_between_looks(look: u32) {
     }
 }
 
-/// Counts how often a rank uses a part of the memory. The part is populated at the fourth use, so that rare calls use few pages
-/// (ADR 104).
+/// Counts how often a rank uses a part of the memory, which it populates at the fourth use: rare calls use few pages (ADR 104).
 #[derive(Clone, Copy, Default)]
 pub(super) struct Uses(u8);
 
@@ -81,8 +79,7 @@ pub trait SegmentMemory {
     #[track_caller]
     fn fence(&self);
 
-    /// Copies the bytes from `start` on to `target`. If another process writes these bytes meanwhile, the content of `target`
-    /// is unspecified.
+    /// Copies the bytes from `start` on to `target`, which has an unspecified content if another process writes them meanwhile.
     #[track_caller]
     fn read(&self, start: usize, target: &mut [u8]);
 

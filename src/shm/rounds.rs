@@ -147,16 +147,12 @@ impl<M: RoundsMemory> ShmRounds<M> {
         // A rank that is far ahead of the others does not look at all of them in each round.
         let middle = awaited + self.posted.saturating_sub(awaited) / 2;
         for candidate in [middle, awaited] {
-            if self.posted_by_all < awaited && self.have_others_posted(candidate) {
+            let has_posted = |rank| rank == self.rank || self.posts.has_posted(rank, candidate);
+            if self.posted_by_all < awaited && (0..self.posts.size.ranks).all(has_posted) {
                 self.posted_by_all = candidate;
             }
         }
         self.posted_by_all >= awaited
-    }
-
-    /// Returns whether all other ranks have posted `round`, which must be one of the last [`LEAD_MAX`] rounds of this rank.
-    fn have_others_posted(&self, round: u64) -> bool {
-        (0..self.posts.size.ranks).all(|rank| rank == self.rank || self.posts.has_posted(rank, round))
     }
 
     /// Records that this rank has read the posts of all other ranks in `round`.

@@ -118,8 +118,7 @@ impl Segment {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: the kernel chooses addresses that this process does not use. The file is as long as the mapping, and its
-        // size is sealed.
+        // SAFETY: the kernel chooses unused addresses. The file is as long as the mapping, and its size is sealed.
         let base = unsafe { mmap(ptr::null_mut(), length, protection, flags, &file, 0)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, length, file: Some(file) })
@@ -285,8 +284,7 @@ impl SparePages {
     fn move_pages(&self, pages: &Range<usize>) -> io::Result<()> {
         let old = ptr::with_exposed_provenance_mut(self.base + pages.start);
         let new = ptr::with_exposed_provenance_mut(self.shared_base + pages.start);
-        // SAFETY: this value owns the old pages, and no reference points to them. The new addresses stay mapped, with the
-        // same content.
+        // SAFETY: no reference points to the old pages, which this value owns. The new ones are mapped with the same content.
         unsafe { mremap_fixed(old, pages.len(), pages.len(), MremapFlags::MAYMOVE, new)? };
         Ok(())
     }

@@ -22,6 +22,7 @@ use crate::shm::{
 };
 use crate::types::{Rank, RankMap, WorldSize};
 use crate::wire::frame::HEADER_BYTES;
+use crate::wire::{FrameHeader, FrameKind};
 
 /// The most times that one call reads wake bytes from a socket. A peer sends at most a few of them.
 const WAKE_READS_MAX: usize = 256;
@@ -64,7 +65,7 @@ struct LocalLink<M> {
     /// What is wrong with the words of the peer, if this rank noticed it while sending.
     problem: Option<QueueError>,
     is_closed: bool,
-    /// The header of the message that is being read as a frame.
+    /// The header of a frame that has been read before the frame, or of a message that is being read as a frame.
     header: [u8; HEADER_BYTES],
     /// How many of the last bytes of `header` have not been read.
     header_left: usize,
@@ -339,6 +340,25 @@ impl<M: SegmentMemory> LocalLink<M> {
             self.header_left -= count;
         }
         left - self.header_left
+    }
+
+    /// Reads the header of the next frame. Unless it is a credit frame, [`LinkTransport::receive`] returns the header later.
+    #[cold]
+    fn take_credit<S: SocketTransport>(&mut self, context: &mut LinkContext<'_, S, M>) -> NextFrame {
+        let mut header = [0; HEADER_BYTES];
+        // An error is found again when the link is received as bytes.
+        let count = self.receiver.read(&mut [IoSliceMut::new(&mut header)], 0).unwrap_or(0);
+        self.report_freed_space(context);
+        match FrameHeader::decode(&header) {
+            Ok(FrameHeader { kind: FrameKind::Credit, offset, .. }) if count == HEADER_BYTES => {
+                NextFrame::Credit(offset)
+            }
+            _ => {
+                self.header[HEADER_BYTES - count..].copy_from_slice(&header[..count]);
+                self.header_left = count;
+                NextFrame::Other
+            }
+        }
     }
 
     /// Tells the peer, if it waits for that, that an entry has been read.

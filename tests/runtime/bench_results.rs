@@ -6,7 +6,7 @@ use ringtrain::cli::bench::args::BenchArgs;
 use ringtrain::cli::bench::measure::BenchRow;
 use ringtrain::cli::bench::operation::BenchOperation;
 use ringtrain::cli::bench::plan::BenchPlan;
-use ringtrain::cli::bench::report::BenchReport;
+use ringtrain::cli::bench::report::{BenchEnvironment, BenchReport};
 use ringtrain::cli::bench::{BenchError, bench};
 use ringtrain::cli::exit::Exit;
 use ringtrain::group::LocalTransport;
@@ -145,22 +145,24 @@ fn only_rank_0_prints_and_all_ranks_report_the_same_times() {
 }
 
 #[test]
-fn the_alloc_flag_uses_and_reports_buffers_of_the_group() {
+fn the_flags_for_the_input_are_used_and_reported() {
     for transport in [LocalTransport::Tcp, LocalTransport::Shm] {
         let last_bytes = if runs_long_tests() { "3M" } else { "300K" };
-        let flags = format!("all_reduce --alloc -b 4 -e {last_bytes} -f 90 -n 2 -w 1 -o sum,avg -t f32,u8");
+        let flags = format!(
+            "all_reduce --alloc --rewrite-input -b 4 -e {last_bytes} -f 90 -n 2 -w 1 -o sum,avg -t f32,u8"
+        );
         let adjust = |options: &mut JoinOptions| options.transport = transport;
         for (report, table) in ranks::run_with(3, adjust, move |mut group| run_benchmark(&mut group, &flags))
         {
-            assert_eq!((report.wrong_elements(), report.environment.alloc), (Some(0), true));
-            assert!(
-                table.is_empty() || table.contains("in place, in buffers from Group::alloc (--alloc)"),
-                "{table}"
-            );
+            let BenchEnvironment { alloc, rewrite_input, .. } = report.environment;
+            assert_eq!((report.wrong_elements(), alloc, rewrite_input), (Some(0), true, true));
+            let text = "in buffers from Group::alloc (--alloc), of rewritten inputs (--rewrite-input)";
+            assert!(table.is_empty() || table.contains(text), "{table}");
         }
     }
     let (report, table) = measure_on_ranks(2, "all_reduce -b 4 -e 4 -n 1 -w 0").swap_remove(0);
-    assert!(!report.environment.alloc && !table.contains("--alloc"), "{table}");
+    let BenchEnvironment { alloc, rewrite_input, .. } = report.environment;
+    assert!(!alloc && !rewrite_input && !table.contains("--alloc") && !table.contains("rewrit"), "{table}");
 }
 
 #[test]

@@ -42,6 +42,10 @@ class BenchmarkedCollective:
         else:
             dist.reduce_scatter_tensor(self.part, self.buffer)
 
+    def rewrite_input(self):
+        """Writes to every cache line of the buffer. Afterwards, no other processor has the line in its cache."""
+        self.buffer[:: max(1, 64 // self.dtype.itemsize)] = 0
+
     def contributed_elements(self, rank):
         """Returns the elements that the rank contributes to a checked operation."""
         index = torch.arange(len(self.buffer), dtype=torch.int64)
@@ -78,7 +82,7 @@ def processor_time_s():
     return use.ru_utime + use.ru_stime
 
 
-def time_collective(operation, iterations, warm_up):
+def time_collective(operation, iterations, warm_up, rewrites_input):
     """Times the operation. The results are the median over all iterations of the time on the slowest rank, the mean time of the
     slowest rank, and the processor time of all ranks together."""
     for _ in range(warm_up):
@@ -87,6 +91,9 @@ def time_collective(operation, iterations, warm_up):
     dist.barrier()
     used, last = processor_time_s(), time.perf_counter()
     for index in range(iterations):
+        if rewrites_input:
+            operation.rewrite_input()
+            last = time.perf_counter()
         operation.run_once()
         now = time.perf_counter()
         times[index] = (now - last) * 1e6
@@ -106,6 +113,7 @@ def main():
     parser.add_argument("--dtype", choices=DTYPES, default="f32")
     parser.add_argument("--size", action="append", nargs=2, type=int, metavar=("BYTES", "ITERATIONS"), required=True)
     parser.add_argument("--warm-up", type=int, default=5)
+    parser.add_argument("--input", choices=("rewritten", "unchanged"), default="unchanged")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
@@ -114,7 +122,8 @@ def main():
         print(json.dumps({"version": f"Gloo of PyTorch {torch.__version__}"}), flush=True)
     for size, iterations in args.size:
         operation = BenchmarkedCollective(args.operation, args.dtype, size)
-        row = {"bytes": size, **time_collective(operation, iterations, args.warm_up), "wrong": operation.count_wrong_elements()}
+        times = time_collective(operation, iterations, args.warm_up, args.input == "rewritten")
+        row = {"bytes": size, **times, "wrong": operation.count_wrong_elements()}
         if speaks:
             print(json.dumps(row), flush=True)
     dist.destroy_process_group()

@@ -1,6 +1,6 @@
 /* One rank of a benchmark of collectives with MPI; peers.py compiles and starts it.
  *
- * Arguments: OPERATION DTYPE WARM_UP [BYTES ITERATIONS ...]. NAMES lists the operations, and DTYPE is f32 or f64. BYTES is
+ * Arguments: OPERATION DTYPE WARM_UP INPUT [BYTES ITERATIONS ...]. NAMES lists the operations, and DTYPE is f32 or f64. BYTES is
  * the size of the whole buffer, as in ringbench. Rank 0 prints a JSON object on each line: first the library's version, and
  * then the results of each size as soon as it is measured. The time of a ping_pong is half of the round trip. */
 #include <mpi.h>
@@ -18,7 +18,7 @@ static const char *const NAMES[OPERATIONS] = {"all_reduce", "broadcast", "all_ga
 
 static enum operation operation;
 static MPI_Datatype type;
-static int wide, rank, ranks;
+static int wide, rewrites_input, rank, ranks;
 
 static size_t width(void) { return wide ? sizeof(double) : sizeof(float); }
 static double get(const void *buffer, int i) { return wide ? ((const double *)buffer)[i] : ((const float *)buffer)[i]; }
@@ -134,6 +134,13 @@ static unsigned long long check(void *buffer, void *output, int count) {
     return wrong;
 }
 
+/* Writes to every cache line of the contribution of this rank. Afterwards, no other processor has the line in its cache. */
+static void rewrite_input(void *buffer, int count) {
+    if (operation == GATHER) count /= ranks;
+    if (operation == SCATTER && rank != 0) count = 0;
+    for (size_t i = 0; i < (size_t)count * width(); i += 64) ((volatile char *)buffer)[i] = 0;
+}
+
 static void measure(size_t bytes, int iterations, int warm_up) {
     int count = (int)(bytes / width());
     if (has_parts()) count -= count % ranks;
@@ -147,6 +154,10 @@ static void measure(size_t bytes, int iterations, int warm_up) {
     MPI_Barrier(MPI_COMM_WORLD);
     double mean = 0, used = processor_time_s(), last = now_us();
     for (int i = 0; i < iterations; i++) {
+        if (rewrites_input) {
+            rewrite_input(buffer, count);
+            last = now_us();
+        }
         perform(buffer, output, count);
         double now = now_us();
         times[i] = now - last;
@@ -179,18 +190,20 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     while (argc >= 4 && known < OPERATIONS && strcmp(argv[1], NAMES[known])) known++;
-    if (argc < 4 || argc % 2 || known == OPERATIONS || (strcmp(argv[2], "f32") && strcmp(argv[2], "f64"))) {
-        fprintf(stderr, "usage: mpi_bench OPERATION f32|f64 WARM_UP [BYTES ITERATIONS ...]\n");
+    if (argc < 5 || argc % 2 == 0 || known == OPERATIONS || (strcmp(argv[2], "f32") && strcmp(argv[2], "f64"))
+        || (strcmp(argv[4], "rewritten") && strcmp(argv[4], "unchanged"))) {
+        fprintf(stderr, "usage: mpi_bench OPERATION f32|f64 WARM_UP rewritten|unchanged [BYTES ITERATIONS ...]\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     operation = (enum operation)known;
     wide = !strcmp(argv[2], "f64");
+    rewrites_input = !strcmp(argv[4], "rewritten");
     type = wide ? MPI_DOUBLE : MPI_FLOAT;
     MPI_Get_library_version(version, &length);
     version[strcspn(version, ",\n\"\\")] = 0;
     if (rank == 0) printf("{\"version\": \"%s\"}\n", version);
     fflush(stdout);
-    for (int i = 4; i < argc; i += 2) measure((size_t)atoll(argv[i]), atoi(argv[i + 1]), atoi(argv[3]));
+    for (int i = 5; i < argc; i += 2) measure((size_t)atoll(argv[i]), atoi(argv[i + 1]), atoi(argv[3]));
     MPI_Finalize();
     return 0;
 }

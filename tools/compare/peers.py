@@ -46,6 +46,8 @@ class BenchmarkCase:
     operation: str
     dtype: str
     world: int
+    # "rewritten": every rank writes to each cache line of its input before each iteration. Otherwise "unchanged".
+    input: str = "rewritten"
 
     def smallest_size(self):
         """Returns the smallest size of the buffer, in bytes, with which each rank has an element."""
@@ -150,6 +152,9 @@ class Ringbench(ComparedProgram):
         ]
         if case.operation in ("all_reduce", "reduce_scatter"):
             command += ["-o", "sum"]
+        if case.input == "rewritten":
+            # Builds without this option can only be compared with --input unchanged.
+            command += ["--rewrite-input"]
         result = self.run_on_every_rank(case, command, stall_s)
         if result.code is None:
             return None, None, None
@@ -195,7 +200,7 @@ class Gloo(ComparedProgram):
 
     def measure(self, case, sizes, stall_s, cpu):
         command = [self.python, HERE / "gloo_bench.py", "--warm-up", WARM_UP]
-        command += ["--operation", case.operation, "--dtype", case.dtype]
+        command += ["--operation", case.operation, "--dtype", case.dtype, "--input", case.input]
         for size, iterations in sizes:
             command += ["--size", size, iterations]
         return parse_measurement(self, self.run_on_every_rank(case, command, stall_s))
@@ -252,7 +257,8 @@ class Mpi(ComparedProgram):
         if compiled.code != 0:
             raise MeasurementFailed(f"{directory / 'mpicc'} failed: {compiled.errors.strip()[-300:]}")
         # Run a program to learn which MPI this is, because mpicc and mpiexec have the same names in all MPIs.
-        probe = processes.run_commands([[mpiexec, "-n", 1, program, "all_reduce", "f32", 1]], 30, scratch, [variables])
+        probe_command = [mpiexec, "-n", 1, program, "all_reduce", "f32", 1, "unchanged"]
+        probe = processes.run_commands([probe_command], 30, scratch, [variables])
         version = parse_rows_and_version(probe.output)[1]
         found = re.match(r"(Open MPI|MPICH|Intel\(R\) MPI)\D*(\d+)", version)
         if probe.code != 0 or not found:
@@ -265,7 +271,7 @@ class Mpi(ComparedProgram):
 
     def measure(self, case, sizes, stall_s, cpu):
         command = [self.mpiexec, "-n", case.world, *self.flags, *self.oversubscription_flags(case.world)]
-        command += [self.program, case.operation, case.dtype, WARM_UP]
+        command += [self.program, case.operation, case.dtype, WARM_UP, case.input]
         for size, iterations in sizes:
             command += [size, iterations]
         return parse_measurement(self, processes.run_commands([command], stall_s, self.scratch, [{**AS_ROOT, **self.variables}]))

@@ -57,6 +57,7 @@ def json_document(machine, rounds, rows, names, notes, args):
         "versions": {names[key]: version for key, version in rounds.versions.items()},
         "rounds": args.rounds,
         "statistic": args.statistic,
+        "input": args.input,
         "ours": args.ours,
         "programs": names,
         "notes": notes,
@@ -124,6 +125,8 @@ def markdown_tables(data, cpu):
         title += f"\n\nEach cell shows the median, the range, and in bold the time divided by that of {ours}."
         if meaning := TIME_MEANINGS.get(operation):
             title += f" A time is {meaning}."
+        if data.get("input") == "rewritten":
+            title += " Before each iteration, every rank writes to each cache line of its input; the times do not contain this."
         if line := data["lines"].get(control):
             title += f"\n\n{line_rates_text(line)}"
         parts.append(markdown_table(title, data["programs"], keys, sizes, lambda size, key: cell(size, key, times_text)))

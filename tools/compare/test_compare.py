@@ -79,7 +79,7 @@ def measure_fakes(programs, sizes=((64, 0), (1 << 20, 0)), case=peers.BenchmarkC
 def make_document(results, programs, rounds_taken=3):
     names = {program.key: program.name for program in programs}
     host = {"cpu": "A <fast> & wide one", "processors": 2, "kernel": "Linux 6", "congestion_control_default": "bbr"}
-    args = types.SimpleNamespace(rounds=rounds_taken, statistic="mean", ours="ringbench")
+    args = types.SimpleNamespace(rounds=rounds_taken, statistic="mean", input="rewritten", ours="ringbench")
     return report.json_document(host, results, report.result_rows(results, "ringbench", names), names, [], args)
 
 

@@ -138,6 +138,12 @@ pub struct BenchArgs {
     #[arg(long)]
     pub alloc: bool,
 
+    /// Before each iteration, write to every cache line of the input, as a program does that sends new data each time. The
+    /// times do not contain these writes. Otherwise the input stays the same, as in nccl-tests, and the ranks of a host
+    /// may still have it in their caches
+    #[arg(long)]
+    pub rewrite_input: bool,
+
     /// Encode the elements that all_reduce or reduce_scatter sends to other hosts. The elements are f32, and the
     /// reduction is sum or avg. Below each row, ringbench prints the fraction of the bytes that remains, and the
     /// relative error of the result. #wrong counts the elements that differ between ranks. The ranks of one host encode

@@ -1,6 +1,7 @@
 //! Measures one row of the table. A measurement consists of warm-up iterations, timed iterations and checked
 //! iterations.
 
+use std::hint::black_box;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use super::compression::{self, CompressionResult};
 use super::operation::BenchOperation;
 use super::pattern::TestPattern;
 use super::plan::{BenchCase, IterationCount};
+use super::statistics::{median, percentile};
 use super::test_values::BenchElement;
 use super::time_breakdown::RankProfile;
 use crate::codec::Compression;
@@ -27,6 +29,8 @@ const ITERATIONS_MAX: u32 = 1000;
 const BARRIER_CHECK_DELAY: Duration = Duration::from_millis(2);
 /// The timeout of a rank that only waits until the other ranks have finished the measured operations.
 const IDLE_RANK_TIMEOUT: Duration = Duration::from_hours(24);
+/// The length of a cache line of most processors.
+const LINE_BYTES: usize = 64;
 /// The tag of all messages of the benchmark.
 const MESSAGE_TAG: u32 = 0;
 
@@ -43,6 +47,8 @@ pub(super) struct MeasureOptions {
     pub(super) profiles: bool,
     /// Whether to allocate the buffers of an all-reduce with [`Group::alloc`] (`--alloc`).
     pub(super) allocates: bool,
+    /// Whether to write to the input before each iteration (`--rewrite-input`).
+    pub(super) rewrites_input: bool,
     /// How the ranks encode elements (`--compression`).
     pub(super) compression: Compression,
     /// Without `-n`, the number of iterations is chosen such that a row takes about this time, in microseconds.
@@ -117,15 +123,16 @@ struct BenchBuffers<T: BenchElement> {
     shared: Option<SharedBuffer<T>>,
     /// The compressor and the contribution of each call; `None` without `--compression`.
     compressor: Option<(Compressor, Vec<f32>)>,
+    /// Whether [`BenchBuffers::refill`] writes to the input.
+    rewrites_input: bool,
 }
 
 impl<T: BenchElement> BenchBuffers<T> {
-    /// Allocates buffers of zeros. With other contents, repeated operations could produce subnormal numbers, which
-    /// are slow. The kernel maps a page of memory at the first write to the page. `resize` writes the zeros, unlike
-    /// `vec![0; n]`, so all pages are mapped before the measurement. Compressed operations get new random values for
-    /// each call.
+    /// Allocates buffers of zeros. With other contents, repeated operations could produce subnormal numbers, which are slow.
+    /// The kernel maps a page of memory at the first write to it. `resize` writes the zeros, unlike `vec![0; n]`, so all
+    /// pages are mapped before the measurement. Compressed operations get new random values for each call.
     fn new(group: &mut Group, case: BenchCase, options: MeasureOptions) -> Result<Self, Error> {
-        let MeasureOptions { allocates, compression, .. } = options;
+        let MeasureOptions { allocates, rewrites_input, compression, .. } = options;
         let zeros = |count| {
             let mut zeros = Vec::new();
             zeros.resize(count, T::zeroed());
@@ -140,18 +147,25 @@ impl<T: BenchElement> BenchBuffers<T> {
         if allocates && case.operation == BenchOperation::AllReduce {
             let mut shared = group.alloc(input)?;
             shared.fill(T::zeroed());
-            return Ok(Self { input: Vec::new(), output: zeros(output), shared: Some(shared), compressor });
+            let (input, output) = (Vec::new(), zeros(output));
+            return Ok(Self { input, output, shared: Some(shared), compressor, rewrites_input });
         }
-        Ok(Self { input: zeros(input), output: zeros(output), shared: None, compressor })
+        Ok(Self { input: zeros(input), output: zeros(output), shared: None, compressor, rewrites_input })
     }
 
-    /// Writes the contribution to a compressed call. Returns whether the operation is compressed.
+    /// Writes the contribution to a compressed call, or to every cache line of the input with `--rewrite-input`: then no
+    /// other processor has the line in its cache. Returns whether it has written anything.
     fn refill(&mut self) -> bool {
         let Self { input, shared, compressor, .. } = self;
-        let Some((_, values)) = compressor else { return false };
         let buffer = shared.as_deref_mut().unwrap_or(input);
-        bytemuck::cast_slice_mut(buffer).copy_from_slice(values);
-        true
+        if let Some((_, values)) = compressor {
+            bytemuck::cast_slice_mut(buffer).copy_from_slice(values);
+        } else if self.rewrites_input {
+            for line in buffer.chunks_mut(LINE_BYTES / size_of::<T>()) {
+                *black_box(&mut line[0]) = T::zeroed();
+            }
+        }
+        compressor.is_some() || self.rewrites_input
     }
 
     /// Returns the buffer that holds the contribution of this rank.
@@ -295,8 +309,10 @@ fn time_iterations<T: BenchElement>(
     let mut previous_end = start;
     for _ in 0..iterations {
         if buffers.refill() {
-            // Wait for the ranks that still write, so that the time of the call does not contain this wait.
-            group.barrier()?;
+            if buffers.compressor.is_some() {
+                // Wait for the ranks that still write, so that the time of the call does not contain this wait.
+                group.barrier()?;
+            }
             previous_end = Instant::now();
         }
         run_operation_once(group, case, buffers)?;
@@ -369,7 +385,7 @@ fn run_operation_once<T: BenchElement>(
     case: BenchCase,
     buffers: &mut BenchBuffers<T>,
 ) -> Result<(), Error> {
-    let BenchBuffers { input, output, shared, compressor } = buffers;
+    let BenchBuffers { input, output, shared, compressor, .. } = buffers;
     if let Some((compressor, _)) = compressor {
         let buffer = shared.as_deref_mut().unwrap_or(input);
         return compression::run_once(group, case, bytemuck::cast_slice_mut(buffer), compressor);
@@ -460,35 +476,19 @@ fn algorithm_name(group: &Group, case: BenchCase) -> &'static str {
     if is_alone { "none" } else { group.algorithm(case.operation.group_operation(), case.bytes()).name() }
 }
 
-/// Returns the median of sorted numbers, or 0 if there are no numbers.
-fn median(sorted: &[f64]) -> f64 {
-    let (half, length) = (sorted.len() / 2, sorted.len());
-    match length {
-        0 => 0.0,
-        _ if length.is_multiple_of(2) => f64::midpoint(sorted[half - 1], sorted[half]),
-        _ => sorted[half],
-    }
-}
-
-/// Returns a percentile of the numbers `sorted` by the nearest-rank method: for the fraction 0.99, the smallest element
-/// that is not less than 99% of the elements.
-fn percentile(sorted: &[f64], fraction: f64) -> f64 {
-    let position = (sorted.len() as f64 * fraction).ceil() as usize;
-    sorted.get(position.saturating_sub(1)).copied().unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn median_and_percentile_of_known_values_are_correct() {
-        assert_eq!(median(&[1.0, 2.0, 9.0]), 2.0);
-        assert_eq!(median(&[1.0, 2.0, 4.0, 9.0]), 3.0);
-        let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
-        assert_eq!(percentile(&hundred, 0.99), 99.0);
-        assert_eq!(percentile(&[5.0], 0.99), 5.0);
-        assert_eq!((median(&[]), percentile(&[], 0.99)), (0.0, 0.0));
+    fn a_rewritten_input_is_written_in_each_cache_line() {
+        for (rewrites_input, expected) in [(true, [0.0, 1.0, 0.0]), (false, [1.0; 3])] {
+            let input = vec![1f32; 40];
+            let mut buffers =
+                BenchBuffers { input, output: Vec::new(), shared: None, compressor: None, rewrites_input };
+            assert_eq!(buffers.refill(), rewrites_input);
+            assert_eq!([0, 1, 32].map(|index| buffers.input[index]), expected);
+        }
     }
 
     #[test]

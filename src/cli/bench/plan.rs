@@ -149,6 +149,8 @@ pub struct BenchPlan {
     pub profiles: bool,
     /// Whether to allocate the buffers with `Group::alloc` (`--alloc`).
     pub allocates: bool,
+    /// Whether the ranks write to the input before each iteration (`--rewrite-input`).
+    pub rewrites_input: bool,
     /// How the ranks encode elements (`--compression`).
     pub compression: Compression,
     /// The path of the report (`--json`).
@@ -206,6 +208,7 @@ impl BenchPlan {
             root,
             profiles: args.profile,
             allocates: args.alloc,
+            rewrites_input: args.rewrite_input,
             compression: args.compression,
             json: args.json.clone(),
             plot: args.plot.clone(),
@@ -235,6 +238,7 @@ impl BenchPlan {
             ("--root", self.root.to_string()),
             ("--profile", self.profiles.to_string()),
             ("--alloc", self.allocates.to_string()),
+            ("--rewrite-input", self.rewrites_input.to_string()),
             ("--compression", self.compression.to_string()),
         ]
     }

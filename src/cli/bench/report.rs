@@ -45,6 +45,8 @@ pub struct BenchEnvironment {
     pub warm_up: u32,
     /// Whether the buffers were allocated with [`Group::alloc`] (`--alloc`).
     pub alloc: bool,
+    /// Whether each rank wrote to its input before each iteration (`--rewrite-input`).
+    pub rewrite_input: bool,
 }
 
 /// The version of this program, and how it was compiled.
@@ -97,6 +99,7 @@ impl BenchEnvironment {
             segment_bytes,
             warm_up: plan.warm_up,
             alloc: plan.allocates,
+            rewrite_input: plan.rewrites_input,
         }
     }
 
@@ -115,9 +118,10 @@ impl BenchEnvironment {
         };
         let in_place = if plan.operation.is_in_place() { "in place" } else { "out of place" };
         let alloc = if self.alloc { ", in buffers from Group::alloc (--alloc)" } else { "" };
+        let rewritten = if self.rewrite_input { ", of rewritten inputs (--rewrite-input)" } else { "" };
         writeln!(
             out,
-            "# ringbench {ringtrain} {}: {}, {in_place}{alloc}",
+            "# ringbench {ringtrain} {}: {}, {in_place}{alloc}{rewritten}",
             plan.operation,
             counted(group.size(), "rank")
         )?;

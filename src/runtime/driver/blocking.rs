@@ -29,8 +29,8 @@ use crate::shm::{RoundsMemory, Segment, pause_between_looks};
 use crate::transport::SocketTransport;
 use crate::types::Rank;
 
-/// The number of polls, which take a few microseconds, before a thread also yields its processor between the polls.
-const SPINS_BEFORE_YIELD: u32 = 1000;
+/// The number of polls, which take 10 to 25 us, before a thread also yields its processor between the polls.
+const SPINS_BEFORE_YIELD: u32 = 4000;
 /// The number of yields before a short call goes on as an operation, which also handles failures and deadlines.
 const YIELDS_OF_SHORT_CALL: u32 = 16;
 

@@ -304,7 +304,9 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
         // A probe waits for a message, and a thread that sleeps in shared memory waits for a wake frame.
         let mut is_progress = self.link_driver.engine.event_count() != events_before;
         if !self.shm_tasks.is_empty() && !had_failed {
-            is_progress |= self.poll_shm_operations(now);
+            for id in self.shm_tasks.keys().copied().collect::<Vec<_>>() {
+                is_progress |= self.poll_shm_operation(id, now);
+            }
             // Sleeping peers must learn of the new posts before this rank sleeps itself.
             self.link_driver.send_control_frames();
         }

@@ -123,11 +123,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         self.rounds.clear();
     }
 
-    pub(super) fn poll_shm_operations(&mut self, now: Timestamp) -> bool {
-        let ids: Vec<OpId> = self.shm_tasks.keys().copied().collect();
-        ids.into_iter().fold(false, |has_ended, id| has_ended | self.poll_shm_operation(id, now))
-    }
-
     /// Executes an operation as far as possible without waiting, if it is in shared memory. Returns whether it has ended.
     pub(super) fn poll_shm_operation(&mut self, id: OpId, now: Timestamp) -> bool {
         let Self { shm_tasks, rounds, link_driver, .. } = self;

@@ -9,6 +9,7 @@ use crate::transport::local_links::{LocalMessage, NextFrame};
 use crate::transport::{SocketTransport, TransferError};
 use crate::types::Rank;
 use crate::wire::frame::HEADER_BYTES;
+use crate::wire::{FrameHeader, FrameKind};
 
 /// How often a rank looks for a message, or for its next bytes, before it releases the lock of the core: about half a
 /// microsecond. A thread that has the lock when the message arrives receives it sooner, and the sender writes a message without a
@@ -21,8 +22,7 @@ pub enum DirectReceive {
     Received(Envelope),
     /// Nothing has arrived from the source.
     NotYet,
-    /// A part of the message is in the buffer. The caller must pass the same buffer to [`LinkDriver::receive_directly`] again, or
-    /// call [`LinkDriver::interrupt_receive`].
+    /// A part of the message is in the buffer. Pass the same buffer again, or call [`LinkDriver::interrupt_receive`].
     Begun,
     /// Only an operation can receive the message.
     NeedsOperation,
@@ -85,6 +85,12 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
                 };
                 match transport.receive_message(source, target, looks, fits) {
                     NextFrame::Nothing => return DirectReceive::NotYet,
+                    NextFrame::Credit(offset) => {
+                        let header = FrameHeader { kind: FrameKind::Credit, offset, ..FrameHeader::EMPTY };
+                        link.counters.bytes_received += HEADER_BYTES as u64;
+                        link.receive_rest(source, header, &[], engine, operations);
+                        return DirectReceive::NotYet;
+                    }
                     NextFrame::Other => return DirectReceive::NeedsOperation,
                     NextFrame::Message(message, filled) => (message, filled),
                 }

@@ -20,8 +20,7 @@ pub struct QueueReceiver<M> {
     cell: usize,
     /// The bytes of this entry that have not been read; none if this rank has not begun to read it.
     unread: EntryBytes,
-    /// The passed buffers that belong to this rank, for `QueueSender::write_message`. The last one is that whose bytes it has
-    /// read last.
+    /// The passed buffers of this rank, for `QueueSender::write_message`. The last one is that whose bytes it has read last.
     pub owned: Vec<u8>,
     /// Whether the parts that [`QueueReceiver::read`] fills belong to a buffer that is longer than the caches.
     pub is_target_long: bool,
@@ -72,8 +71,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         })
     }
 
-    /// Returns what the next entry is. An entry that has been read in part counts as bytes. Returns an error if the sender has
-    /// written a wrong entry.
+    /// Returns what the next entry is: bytes if a part of it has been read. Returns an error if the sender wrote it wrongly.
     #[inline]
     pub fn peek(&self) -> Result<NextEntry, QueueError> {
         if self.unread.count > 0 {
@@ -136,8 +134,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     }
 
     /// Copies bytes of one entry into `parts`, after their first `skip` bytes. Returns their number: 0 if no entry is there, or
-    /// if the entry is a message that [`QueueReceiver::begin_message`] has not begun. Returns an error if the sender has written
-    /// a wrong entry.
+    /// if the entry is a message that has not been begun. Returns an error if the sender has written a wrong entry.
     pub fn read(&mut self, parts: &mut [IoSliceMut<'_>], skip: usize) -> Result<usize, QueueError> {
         if self.unread.count == 0 {
             let Some([kind_and_bytes, start]) = self.next_words()? else { return Ok(0) };

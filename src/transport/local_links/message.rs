@@ -27,6 +27,8 @@ pub enum NextFrame {
     Nothing,
     /// An accepted message, and the number of its first bytes, which have been copied.
     Message(LocalMessage, usize),
+    /// A credit frame with this offset, which has been received.
+    Credit(u64),
     /// Something else, or this rank does not know. It must be received as bytes.
     Other,
 }

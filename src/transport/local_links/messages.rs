@@ -26,9 +26,9 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         }
     }
 
-    /// If the next frame of the link to `peer` is a message that `accepts` accepts, copies its bytes to the start of `target`, as
-    /// many as are there. [`LinkTransport::receive_rest`] then returns the other bytes. `target` must be at least as long as an
-    /// accepted message. The caller must have received all frames before. Looks at most `looks` times for each entry.
+    /// If the next frame of the link to `peer` is a credit frame, receives it. If it is a message that `accepts` accepts, copies its
+    /// bytes to the start of `target`, as many as are there; [`LinkTransport::receive_rest`] then returns the others. `target` must
+    /// be at least as long as the message. The caller has received all frames before. Looks at most `looks` times for each entry.
     pub fn receive_message(
         &mut self,
         peer: Rank,
@@ -43,8 +43,9 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         link.receiver.await_entry(looks);
         let entry = match link.receiver.peek() {
             Ok(NextEntry::Nothing) if link.socket_end.is_none() => return NextFrame::Nothing,
+            Ok(NextEntry::Bytes) => return link.take_credit(&mut context),
             // An error is found again when the link is received as bytes.
-            Ok(NextEntry::Nothing | NextEntry::Bytes) | Err(_) => return NextFrame::Other,
+            Ok(NextEntry::Nothing) | Err(_) => return NextFrame::Other,
             Ok(NextEntry::Message(entry)) => entry,
         };
         let Ok(message) = LocalMessage::from_entry(&entry) else { return NextFrame::Other };
@@ -62,8 +63,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         NextFrame::Message(message, count)
     }
 
-    /// Receives more bytes of a message that [`LinkTransport::receive_message`] has begun to receive. `target` is its rest. Looks
-    /// at most `looks` times for each entry.
+    /// Receives more bytes of a message that has been received in part. `target` is its rest. Looks `looks` times for each entry.
     pub fn receive_rest(&mut self, peer: Rank, target: &mut [u8], looks: u32) -> TransferResult {
         let Some((link, mut context)) = self.local_link(peer) else { return Ok(0) };
         match link.problem.take().map_or_else(|| link.receiver.read_rest(target, looks), Err) {

@@ -8,7 +8,7 @@ use super::*;
 use crate::shm::Segment;
 use crate::simulation::network::{SimConfig, SimNetwork, SimTransport};
 use crate::types::DType;
-use crate::wire::FrameHeader;
+use crate::wire::{FrameHeader, FrameKind};
 
 /// A layout whose queues fill up after 8 entries or 512 bytes.
 const SHORT: HostMemoryLayout = HostMemoryLayout::with_short_queues(2, 8, 512);
@@ -33,8 +33,7 @@ impl LinkedRank {
     }
 }
 
-/// Creates two ranks with a socket between them, on which bytes arrive at once and in pieces of random length, and the memory for
-/// their queues.
+/// Creates two ranks with memory for their queues and a socket, on which bytes arrive at once and in pieces of random length.
 fn new_ranks(seed: u64) -> ([LinkedRank; 2], [Arc<Segment>; 2]) {
     let network = SimNetwork::new(SimConfig {
         seed,
@@ -127,8 +126,7 @@ fn receive_exactly(rank: &mut LinkedRank, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// A message that is received whole has the same fields as the frame for which it stands. The simulation of jobs tests both ways
-/// with messages of all lengths.
+/// A message that is received whole has the same fields as the frame for which it stands. The simulation of jobs tests both ways.
 #[test]
 fn messages_are_received_whole_or_as_frames() {
     let ([mut one, mut other], _) = ranks_with_queues(4);
@@ -149,6 +147,20 @@ fn messages_are_received_whole_or_as_frames() {
         let is_empty = other.links.receive_message(from, &mut [], 0, |_| false) == NextFrame::Nothing;
         assert_eq!(is_empty, bytes == 0, "the payload follows");
         assert_eq!(receive_exactly(&mut other, bytes), payload[..bytes]);
+    }
+}
+
+#[test]
+fn only_a_credit_frame_is_received_without_its_link() {
+    let ([mut one, mut other], _) = ranks_with_queues(8);
+    assert_eq!(receive(&mut other, 1), Ok(Vec::new()));
+    let (to, from) = (one.peer(), other.peer());
+    for (kind, expected) in [(FrameKind::Credit, NextFrame::Credit(9)), (FrameKind::Wake, NextFrame::Other)] {
+        let header = FrameHeader { kind, offset: 9, ..FrameHeader::EMPTY }.encode();
+        assert_eq!(one.links.send(to, &[IoSlice::new(&header)]), Ok(HEADER_BYTES));
+        assert_eq!(other.links.receive_message(from, &mut [], 0, |_| false), expected);
+        let left = if kind == FrameKind::Credit { Vec::new() } else { header.to_vec() };
+        assert_eq!(receive(&mut other, HEADER_BYTES), Ok(left));
     }
 }
 

@@ -131,8 +131,7 @@ fn a_dialing_rank_may_compute_for_a_long_time() {
     assert_linked(&mut ranks, late);
 }
 
-/// If a dialer computes in the middle of the handshake, the acceptor closes the connection at the time-out, and the
-/// dialer dials again.
+/// If a dialer computes during the handshake, the acceptor closes the connection at the time-out, and the dialer dials again.
 #[test]
 fn a_dialer_that_was_too_slow_dials_again() {
     let mut ranks = make_test_ranks(2, 1);
@@ -261,8 +260,7 @@ fn a_connection_that_a_link_does_not_need_is_closed() {
 /// no file descriptor was free waited until a further connection arrived.
 #[test]
 fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
-    // The limit on open files applies to the whole process, so the test runs in a child process. The variable
-    // `CHILD_VARIABLE` marks the child process.
+    // The limit on open files applies to a process, so the test runs in a child process, marked by `CHILD_VARIABLE`.
     const CHILD_VARIABLE: &str = "RING_TEST_NO_DESCRIPTORS";
     if std::env::var_os(CHILD_VARIABLE).is_none() {
         let name = "transport::tcp::tests::waiting_connections_are_accepted_when_descriptors_are_free_again";

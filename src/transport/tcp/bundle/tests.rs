@@ -43,8 +43,7 @@ fn receive(link: &mut SimulatedLink, length: usize) -> TransferResult {
     link.ends[0].receive(&mut [IoSliceMut::new(&mut vec![0; length])])
 }
 
-/// Receives the bytes that the peer has sent on the first two of `stream_count` connections. Returns the results, up to the first
-/// one without bytes.
+/// Receives what the peer has sent on the first two of `stream_count` connections. Returns the results up to the first empty one.
 fn receive_from(stream_count: u8, streams: &[Vec<u8>; 2]) -> Vec<TransferResult> {
     let mut link = SimulatedLink::new(1, stream_count, 1);
     link.add_connection(1);
@@ -137,8 +136,7 @@ fn only_a_missing_connection_can_be_added() {
     let missing =
         |link: &SimulatedLink| [0, 1, 2, 3, 255].map(|index| link.ends[0].is_connection_missing(index));
     assert_eq!(missing(&link), [false, false, true, false, false]);
-    // If a connection is added after the last byte of the link was sent, the sending direction of this connection is
-    // closed at once.
+    // A connection that is added after the last byte of the link was sent is closed for sending at once.
     link.ends[0].close_sending();
     link.add_connection(2);
     assert!(link.pipes.iter().all(|pipe| pipe[0].borrow().is_finished));
