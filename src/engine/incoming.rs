@@ -184,7 +184,8 @@ impl Engine {
             let is_long = header.payload_bytes as usize > self.settings.segment_bytes;
             let link = self.links.get_or_default(peer);
             if is_crossed && !is_long && link.stored_segments(key) < running.unapplied_segments(peer) {
-                link.count_ready_segment(key);
+                // It needs no credit, because this rank has sent the peer a ready frame.
+                *link.stored_segments.entry(key).or_default() += 1;
                 return FrameVerdict::Store(key);
             }
         }

@@ -56,7 +56,7 @@ pub(super) struct Link {
     /// The bytes of the peer's early data that the driver stores now.
     stored_bytes: u64,
     /// For each operation: the number of the peer's segments that the driver stores now.
-    stored_segments: BTreeMap<OperationKey, usize>,
+    pub(super) stored_segments: BTreeMap<OperationKey, usize>,
 }
 
 impl Link {
@@ -106,11 +106,6 @@ impl Link {
         self.stored_bytes += credit_cost(bytes) as u64;
         *self.stored_segments.entry(key).or_default() += 1;
         self.stored_bytes <= CREDIT_BYTES
-    }
-
-    /// Counts a stored segment that needs no credit, because this rank has sent the peer a ready frame.
-    pub(super) fn count_ready_segment(&mut self, key: OperationKey) {
-        *self.stored_segments.entry(key).or_default() += 1;
     }
 
     /// Forgets a stored segment that has been applied. `was_eager` says whether the peer sent the segment on credit.

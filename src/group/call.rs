@@ -45,7 +45,7 @@ impl Call {
         Ok(())
     }
 
-    /// Sets the compression, after the built-in reduction. Returns [`Error::Compression`] if it does not fit the call.
+    /// Sets the compression; the built-in reduction is set before. Returns [`Error::Compression`] if it does not fit the call.
     pub(super) fn set_compressor(&mut self, compressor: &Compressor) -> Result<(), Error> {
         let compression = compressor.compression();
         if compression == Compression::None {

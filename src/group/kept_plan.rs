@@ -47,6 +47,6 @@ pub(super) enum MemoryAccess {
 pub struct Plan {
     pub(super) call: Call,
     pub(super) places: Places,
-    /// What identifies the plan if the group keeps it: then the call is in shared memory, without compression or own function.
+    /// What identifies a kept plan: then the call is in shared memory, without compression or a function of the caller.
     pub(super) key: Option<PlanKey>,
 }

@@ -45,7 +45,7 @@ pub struct HostLayout {
     host: usize,
     /// The local rank: the index of this rank among the ranks of its host.
     local: usize,
-    /// The bytes of each slice of a block that a host sends in one step of the ring: few in tests, for several short blocks.
+    /// The bytes of each slice of a block that a host sends in one step of the ring. Tests use few, to have several blocks.
     pub chunk_bytes: usize,
 }
 

@@ -60,7 +60,7 @@ pub enum Action {
     /// The arriving elements are reduced into the rank's elements. For a function that does not commute, the left
     /// operand is the arriving element, and the right operand is the rank's own element.
     Reduce,
-    /// The last contribution is reduced as in [`Action::Reduce`]. An average is then divided by the number of ranks.
+    /// The last contribution is reduced as in [`Action::Reduce`]. For an average, the sum is then divided.
     ReduceLast,
 }
 

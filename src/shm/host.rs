@@ -41,7 +41,7 @@ const PASSED_BYTES_MIN: usize = 256;
 const PASSED_BYTES: usize = 256 << 10;
 /// The same with many ranks.
 const SHORT_PASSED_BYTES: usize = 64 << 10;
-/// The most bytes of cells that the ranks of a host populate together, and of arenas: all of them with up to 3 ranks.
+/// The bytes of cells that ranks with long arenas populate together, and of arenas; more if an eighth of each arena is more.
 const POPULATED_BYTES: usize = 16 << 20;
 /// The most ranks of a host with long arenas. With more ranks, their memory would be too large.
 const RANKS_WITH_LONG_ARENAS_MAX: usize = 8;
@@ -157,8 +157,9 @@ impl QueueLayout {
     /// Returns the bytes from `start` on, in the cells or the arena, that a rank populates when it repeats messages.
     pub(super) fn bytes_to_populate(&self, start: usize) -> Range<usize> {
         let end = if start < self.arena { self.arena } else { self.arena + self.host.arena_bytes };
-        let queues = self.host.ranks * (self.host.ranks - 1);
-        start..end.min(start + POPULATED_BYTES / queues)
+        let (queues, eighth) = (self.host.ranks * (self.host.ranks - 1), self.host.arena_bytes / 8);
+        let is_long = self.host.arena_bytes > LONG_DATA_ARENA_BYTES;
+        start..end.min(start + if is_long { eighth.max(POPULATED_BYTES / queues) } else { eighth })
     }
 
     /// Returns the place of a passed buffer in word 2 of an entry.
@@ -205,7 +206,9 @@ mod tests {
                 let arena_end = queue.arena + layout.arena_bytes;
                 assert_eq!(queue.bytes_to_populate(arena_end - 64), arena_end - 64..arena_end);
                 let populated = queue.bytes_to_populate(queue.arena).len();
-                assert!(populated == layout.arena_bytes || (ranks > 2 && populated >= 64 << 10));
+                assert!(
+                    populated == layout.arena_bytes || (ranks > 3 && populated >= layout.arena_bytes / 8)
+                );
                 [
                     (queue.read_count, WORD_BYTES),
                     (queue.wants_space, WORD_BYTES),

@@ -144,7 +144,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
     /// Returns whether all other ranks have posted the round `awaited`, after a look at their posts.
     #[cold]
     fn look_for_all(&mut self, awaited: u64) -> bool {
-        // A rank that is far ahead of the others does not look at all of them in each round.
+        // A rank that is far ahead of the others does not look at all of them in each round. Both are among its last rounds.
         let middle = awaited + self.posted.saturating_sub(awaited) / 2;
         for candidate in [middle, awaited] {
             let has_posted = |rank| rank == self.rank || self.posts.has_posted(rank, candidate);

@@ -65,7 +65,7 @@ struct LocalLink<M> {
     /// What is wrong with the words of the peer, if this rank noticed it while sending.
     problem: Option<QueueError>,
     is_closed: bool,
-    /// The header of a frame that has been read before the frame, or of a message that is being read as a frame.
+    /// The header of a message that is being read as a frame, or of another frame whose header has already been read.
     header: [u8; HEADER_BYTES],
     /// How many of the last bytes of `header` have not been read.
     header_left: usize,
@@ -342,23 +342,23 @@ impl<M: SegmentMemory> LocalLink<M> {
         left - self.header_left
     }
 
-    /// Reads the header of the next frame. Unless it is a credit frame, [`LinkTransport::receive`] returns the header later.
+    /// Reads the header of the next frame. Unless it is a credit frame, [`LinkTransport::receive`] returns it. Receive it before
+    /// this rank sleeps, because the signals no longer tell of this header.
     #[cold]
     fn take_credit<S: SocketTransport>(&mut self, context: &mut LinkContext<'_, S, M>) -> NextFrame {
         let mut header = [0; HEADER_BYTES];
+        self.receiver.is_target_long = false;
         // An error is found again when the link is received as bytes.
         let count = self.receiver.read(&mut [IoSliceMut::new(&mut header)], 0).unwrap_or(0);
         self.report_freed_space(context);
-        match FrameHeader::decode(&header) {
-            Ok(FrameHeader { kind: FrameKind::Credit, offset, .. }) if count == HEADER_BYTES => {
-                NextFrame::Credit(offset)
-            }
-            _ => {
-                self.header[HEADER_BYTES - count..].copy_from_slice(&header[..count]);
-                self.header_left = count;
-                NextFrame::Other
-            }
+        if count == HEADER_BYTES
+            && let Ok(FrameHeader { kind: FrameKind::Credit, offset, .. }) = FrameHeader::decode(&header)
+        {
+            return NextFrame::Credit(offset);
         }
+        self.header[HEADER_BYTES - count..].copy_from_slice(&header[..count]);
+        self.header_left = count;
+        NextFrame::Other
     }
 
     /// Tells the peer, if it waits for that, that an entry has been read.

@@ -137,7 +137,7 @@ static unsigned long long check(void *buffer, void *output, int count) {
 /* Writes to every cache line of the contribution of this rank. Afterwards, no other processor has the line in its cache. */
 static void rewrite_input(void *buffer, int count) {
     if (operation == GATHER) count /= ranks;
-    if (operation == SCATTER && rank != 0) count = 0;
+    if (operation == BARRIER || (operation == SCATTER && rank != 0)) count = 0;
     for (size_t i = 0; i < (size_t)count * width(); i += 64) ((volatile char *)buffer)[i] = 0;
 }
 

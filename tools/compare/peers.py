@@ -87,9 +87,9 @@ class ComparedProgram:
 
 
 class Ringbench(ComparedProgram):
-    def __init__(self, key, name, directory, transport, congestion, scratch):
+    def __init__(self, key, name, directory, transport, congestion, scratch, can_rewrite=True):
         self.key, self.name, self.directory, self.scratch = key, name, directory, scratch
-        self.transport, self.congestion = transport, congestion
+        self.transport, self.congestion, self.can_rewrite = transport, congestion, can_rewrite
 
     @staticmethod
     def find_all(args, scratch):
@@ -118,11 +118,14 @@ class Ringbench(ComparedProgram):
             absent = [(key + suffix, "this ringbench has no --transport, so it is the same as `ringbench`")
                       for key in ("ringbench-alloc", "ringbench-tcp")]
         named = [(key + suffix, name + suffix.replace("-", ", "), flags) for key, name, flags in columns]
-        return [Ringbench(key, name, directory, flags, congestion, scratch) for key, name, flags in named], absent
+        can_rewrite = "--rewrite-input" in usage.stdout
+        return [Ringbench(key, name, directory, flags, congestion, scratch, can_rewrite) for key, name, flags in named], absent
 
     def unsupported_reason(self, case):
         if "--alloc" in self.transport and case.operation != "all_reduce":
             return "--alloc is only for all_reduce"
+        if case.input == "rewritten" and not self.can_rewrite:
+            return "this build has no --rewrite-input; compare with --input unchanged"
         return super().unsupported_reason(case)
 
     def measure(self, case, sizes, stall_s, cpu):
@@ -153,7 +156,6 @@ class Ringbench(ComparedProgram):
         if case.operation in ("all_reduce", "reduce_scatter"):
             command += ["-o", "sum"]
         if case.input == "rewritten":
-            # Builds without this option can only be compared with --input unchanged.
             command += ["--rewrite-input"]
         result = self.run_on_every_rank(case, command, stall_s)
         if result.code is None:

@@ -122,6 +122,9 @@ class ProgramTests(unittest.TestCase):
         gloo = peers.Gloo(None, None)
         self.assertIsNotNone(gloo.unsupported_reason(peers.BenchmarkCase("all_reduce", "bf16", 17)))
         self.assertIn("all_to_all", gloo.unsupported_reason(peers.BenchmarkCase("all_to_all", "f32", 2)))
+        older = peers.Ringbench("ringbench-before", "", None, [], "", None, can_rewrite=False)
+        self.assertIn("--input unchanged", older.unsupported_reason(peers.BenchmarkCase("all_reduce", "f32", 2)))
+        self.assertIsNone(older.unsupported_reason(peers.BenchmarkCase("all_reduce", "f32", 2, "unchanged")))
         reasons = [mpi.unsupported_reason(peers.BenchmarkCase("ping_pong", "f32", world)) for world in (2, 4)]
         self.assertEqual(reasons, [None, "ping_pong is measured with 2 ranks"])
 

@@ -220,7 +220,10 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     fn fail_active_operations(&mut self, now: Timestamp, error: &Error) -> bool {
         self.abandon_shm();
-        self.abandon_staged();
+        // The parts of the buffers were dropped before.
+        self.stage_of.clear();
+        self.link_stages = Default::default();
+        self.staged_collectives.clear();
         let active_ids: Vec<OpId> = self.active_ids.iter().copied().collect();
         for &id in &active_ids {
             self.record_result(id, now, Err(error.clone()));

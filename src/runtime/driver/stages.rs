@@ -140,11 +140,4 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         self.stage_of.insert(id, block);
         Ok(())
     }
-
-    /// Ends all collectives of several stages after a failure. The parts of their buffers must have been dropped before.
-    pub(super) fn abandon_staged(&mut self) {
-        self.stage_of.clear();
-        self.link_stages = LinkStages::default();
-        self.staged_collectives.clear();
-    }
 }

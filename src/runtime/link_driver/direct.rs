@@ -20,7 +20,7 @@ pub const LOOKS: u32 = 200;
 pub enum DirectReceive {
     /// The message is in the buffer.
     Received(Envelope),
-    /// Nothing has arrived from the source.
+    /// No message has arrived from the source.
     NotYet,
     /// A part of the message is in the buffer. Pass the same buffer again, or call [`LinkDriver::interrupt_receive`].
     Begun,
@@ -89,7 +89,12 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
                         let header = FrameHeader { kind: FrameKind::Credit, offset, ..FrameHeader::EMPTY };
                         link.counters.bytes_received += HEADER_BYTES as u64;
                         link.receive_rest(source, header, &[], engine, operations);
-                        return DirectReceive::NotYet;
+                        let is_refused = matches!(link.incoming, IncomingFrame::Refused);
+                        return if is_refused {
+                            DirectReceive::NeedsOperation
+                        } else {
+                            DirectReceive::NotYet
+                        };
                     }
                     NextFrame::Other => return DirectReceive::NeedsOperation,
                     NextFrame::Message(message, filled) => (message, filled),

@@ -69,7 +69,7 @@ impl<M: SegmentMemory> QueueSender<M> {
     }
 
     /// Adds one entry with the bytes of `parts` after the first `skip` bytes, or with as many of them as there is space for.
-    /// Returns the number of bytes; 0 if the queue is full. Returns an error if the receiver has written an impossible number.
+    /// Returns the number of bytes; 0 if the queue is full. Returns an error if the receiver has counted wrongly.
     pub fn write(&mut self, parts: &[IoSlice<'_>], skip: usize) -> Result<usize, QueueError> {
         let wanted = parts.iter().map(|part| part.len()).sum::<usize>().saturating_sub(skip);
         let count = self.reserve(wanted)?;

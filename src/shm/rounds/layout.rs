@@ -16,7 +16,7 @@ pub(super) const HEADERS: u64 = 2 * LEAD_MAX;
 /// The distance between the headers of two rounds. They are not next to each other: a processor that reads a header may also
 /// fetch the next lines, while another rank writes them. An odd number, so that all headers are used.
 pub(super) const HEADER_STEP: u64 = 37;
-/// The maximum length in bytes of a payload that directly follows its header, with up to 16 bytes in the same cache line.
+/// The maximum length in bytes of a payload that directly follows its header. 16 bytes are in the line of the header.
 pub(super) const INLINE_PAYLOAD_BYTES_MAX: usize = UNIT_BYTES - POST_HEADER_BYTES;
 /// The length in bytes of a cell, which contains one payload.
 pub const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
@@ -28,7 +28,7 @@ pub(super) const LONG_CELLS: u64 = 2 * LONG_LEAD_MAX;
 /// The length in bytes of a long cell, which contains a payload of a rank that reads nothing in the round.
 pub(super) const LONG_CELL_BYTES: usize = 16 << 10;
 /// The number of payloads of maximum length for which a ring buffer has space. At least three are necessary: for the payload that
-/// other ranks read, for the one that this rank writes, and for the unused space at the end (ADR 35).
+/// other ranks read, for the one that this rank writes, and for the unused space at the end. ADR 35 says why it is longer.
 pub(super) const RING_BUFFER_SLOTS: usize = 4;
 /// The number of bytes that the payloads in the ring buffers of all ranks use together, unless they are too long for that. With
 /// more memory, the ranks would read memory that is in no cache, and have more page faults.

@@ -26,8 +26,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         }
     }
 
-    /// If the next frame of the link to `peer` is a credit frame, receives it. If it is a message that `accepts` accepts, copies its
-    /// bytes to the start of `target`, as many as are there; [`LinkTransport::receive_rest`] then returns the others. `target` must
+    /// If the next frame of the link to `peer` is a credit frame, receives it. If it is a message that `accepts` accepts, copies
+    /// its first bytes, as many as are there, to `target`; [`LinkTransport::receive_rest`] then returns the others. `target` must
     /// be at least as long as the message. The caller has received all frames before. Looks at most `looks` times for each entry.
     pub fn receive_message(
         &mut self,
@@ -63,7 +63,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         NextFrame::Message(message, count)
     }
 
-    /// Receives more bytes of a message that has been received in part. `target` is its rest. Looks `looks` times for each entry.
+    /// Receives more bytes of a message that has been received in part. `target` is its rest. Looks at most `looks` times each.
     pub fn receive_rest(&mut self, peer: Rank, target: &mut [u8], looks: u32) -> TransferResult {
         let Some((link, mut context)) = self.local_link(peer) else { return Ok(0) };
         match link.problem.take().map_or_else(|| link.receiver.read_rest(target, looks), Err) {

@@ -155,12 +155,19 @@ fn only_a_credit_frame_is_received_without_its_link() {
     let ([mut one, mut other], _) = ranks_with_queues(8);
     assert_eq!(receive(&mut other, 1), Ok(Vec::new()));
     let (to, from) = (one.peer(), other.peer());
-    for (kind, expected) in [(FrameKind::Credit, NextFrame::Credit(9)), (FrameKind::Wake, NextFrame::Other)] {
+    let credit = NextFrame::Credit(9);
+    for (kind, first, expected) in [
+        (FrameKind::Credit, 68, credit),
+        (FrameKind::Wake, 68, NextFrame::Other),
+        (FrameKind::Credit, 10, NextFrame::Other),
+    ] {
         let header = FrameHeader { kind, offset: 9, ..FrameHeader::EMPTY }.encode();
-        assert_eq!(one.links.send(to, &[IoSlice::new(&header)]), Ok(HEADER_BYTES));
+        let bytes = [&header[..], &[5; 4]].concat();
+        assert_eq!(one.links.send(to, &[IoSlice::new(&bytes[..first])]), Ok(first));
         assert_eq!(other.links.receive_message(from, &mut [], 0, |_| false), expected);
-        let left = if kind == FrameKind::Credit { Vec::new() } else { header.to_vec() };
-        assert_eq!(receive(&mut other, HEADER_BYTES), Ok(left));
+        assert_eq!(one.links.send(to, &[IoSlice::new(&bytes[first..])]), Ok(bytes.len() - first));
+        let left = if expected == credit { &bytes[HEADER_BYTES..] } else { &bytes };
+        assert_eq!(receive_exactly(&mut other, left.len()), left);
     }
 }
 
