@@ -15,8 +15,7 @@ pub const CREDIT_BYTES: u64 = 1 << 20;
 pub const CREDIT_FRAMES_MAX: usize = CREDIT_BYTES as usize / credit_cost(0);
 /// The most operations that a rank may have announced to one peer and that the peer has not begun. All ranks have the same value.
 pub(super) const ANNOUNCED_MAX: usize = 1 << 20;
-/// So many last call sites of messages to a peer are stored, for the error if the peer's receive does not fit a message. Messages
-/// in a row from the same line count once.
+/// So many last call sites of messages to a peer are stored for errors. Messages in a row from the same line count once.
 const SITES_MAX: usize = 256;
 
 const _: () = assert!(credit_cost(super::operation::EAGER_BYTES) as u64 <= CREDIT_BYTES / 2);

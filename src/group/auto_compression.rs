@@ -12,8 +12,7 @@ use crate::types::{ReduceOp, Site};
 const SAMPLE_ELEMENTS: usize = 16_384;
 
 impl Group {
-    /// Chooses the codec of a call on `elements`, and begins the measurements that belong to the call. Returns the codec, and the
-    /// timer of the call if its time matters.
+    /// Chooses the codec of a call on `elements`, and begins its measurements. Returns the codec, and a timer if time matters.
     pub(super) fn choose_codec(
         &mut self,
         choice: &SharedChoice,

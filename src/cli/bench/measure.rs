@@ -1,5 +1,4 @@
-//! Measures one row of the table. A measurement consists of warm-up iterations, timed iterations and checked
-//! iterations.
+//! Measures one row of the table. A measurement consists of warm-up iterations, timed iterations and checked iterations.
 
 use std::hint::black_box;
 use std::thread;
@@ -55,8 +54,7 @@ pub(super) struct MeasureOptions {
     pub(super) budget_us: f64,
 }
 
-/// A measured row. `bytes` and `count` describe the whole buffer, even if the operation moves only a part of the
-/// buffer.
+/// A measured row. `bytes` and `count` describe the whole buffer, even if the operation moves only a part of the buffer.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct BenchRow {
     /// The measured operation.
@@ -188,8 +186,7 @@ pub(super) fn measure<T: BenchElement>(
 ) -> Result<BenchRow, Error> {
     let timeout = group.timeout();
     if !case.operation.involves(group.rank()) {
-        // This rank waits in one operation while the other ranks perform many operations, so this rank needs a longer
-        // timeout.
+        // This rank waits in one operation while the other ranks perform many operations, so this rank needs a longer timeout.
         group.set_timeout(IDLE_RANK_TIMEOUT);
     }
     let row = measure_row::<T>(group, case, options);
@@ -293,9 +290,8 @@ fn choose_iterations<T: BenchElement>(
     Ok((iterations as u32).clamp(ITERATIONS_MIN, ITERATIONS_MAX))
 }
 
-/// Times each iteration on this rank. As in nccl-tests, there is no barrier between iterations of operations without
-/// compression. Ranks leave a barrier at slightly different times, and these differences would distort the times of short
-/// operations.
+/// Times each iteration on this rank. As in nccl-tests, there is no barrier between iterations of operations without compression.
+/// Ranks leave a barrier at slightly different times, and these differences would distort the times of short operations.
 fn time_iterations<T: BenchElement>(
     group: &mut Group,
     case: BenchCase,
@@ -346,9 +342,8 @@ fn count_wrong_elements<T: BenchElement>(
     Ok(wrong[0])
 }
 
-/// Runs `checks` barriers. Counts the ranks that left a barrier before the last rank entered this barrier. In each
-/// barrier, a different rank enters last. Returns `None` if the ranks are on several hosts, because these hosts have no
-/// common clock.
+/// Runs `checks` barriers. Counts the ranks that left a barrier before the last rank entered this barrier. In each barrier, a
+/// different rank enters last. Returns `None` if the ranks are on several hosts, because these hosts have no common clock.
 fn count_early_barrier_exits(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
     if group.local_size() != group.size() {
         return Ok(None);

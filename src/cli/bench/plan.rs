@@ -48,8 +48,7 @@ impl BenchCase {
         self.count * self.dtype.size_bytes()
     }
 
-    /// Returns the number of elements in the input buffer of `rank`. If the operation works in place, its input is
-    /// the whole buffer.
+    /// Returns the number of elements in the input buffer of `rank`, which is the whole buffer if the operation works in place.
     pub fn input_count(&self, world: WorldSize, rank: Rank) -> usize {
         match self.operation {
             BenchOperation::AllReduce
@@ -68,8 +67,7 @@ impl BenchCase {
         }
     }
 
-    /// Returns the number of elements in the receive buffer of `rank`. The number is 0 if the library allocates the
-    /// result, or writes the result in place.
+    /// Returns the number of elements in the receive buffer of `rank`; 0 if the library allocates the result or writes in place.
     pub fn output_count(&self, world: WorldSize, rank: Rank) -> usize {
         let receives_message = self.operation.is_point_to_point() && self.operation.involves(rank);
         match self.operation {
@@ -243,8 +241,7 @@ impl BenchPlan {
         ]
     }
 
-    /// Checks that the plan fits a job of `world` ranks. Returns the plan with all sizes adapted to this number of
-    /// ranks.
+    /// Checks that the plan fits a job of `world` ranks. Returns the plan with all sizes adapted to this number of ranks.
     ///
     /// # Errors
     ///
@@ -413,8 +410,7 @@ mod tests {
     #[test]
     fn each_defined_combination_of_type_and_reduction_is_one_row() {
         let rows = |flags: &str| make_plan(flags).unwrap().cases.len();
-        // 4 float types x 9 reductions + 8 integer types x 12 reductions + 4 types with an index x 2 reductions =
-        // 140.
+        // 4 float types x 9 reductions + 8 integer types x 12 reductions + 4 types with an index x 2 reductions = 140.
         assert_eq!(rows("allreduce -t all -o all -b 8 -e 8"), 140);
         assert_eq!(rows("allreduce -t all -o max -b 8 -e 8"), 12);
         assert_eq!(rows("allreduce -t all -o maxloc -b 8 -e 8"), 4);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::core::Core;
-use super::link_stages::{BlockId, ExchangeState, LinkStage, LinkStages};
+use super::link_stages::{BlockId, ExchangeState, LinkStage};
 use super::tasks::{OperationOutput, PendingStage, ShmTask, StagedCollective};
 use crate::engine::{Failure, OpId, OperationKey, OperationRequest, Timestamp};
 use crate::reduce::Kernels;

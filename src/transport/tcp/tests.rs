@@ -120,8 +120,7 @@ pub(super) fn assert_linked(ranks: &mut [TestRank], now: Duration) {
     }
 }
 
-/// A rank begins to dial and then computes for a long time. The connection is established by then, so the rank must
-/// not report that its peer was too slow.
+/// A rank that begins to dial and then computes for a long time must not report that its peer was too slow.
 #[test]
 fn a_dialing_rank_may_compute_for_a_long_time() {
     let mut ranks = make_test_ranks(2, 1);
