@@ -222,7 +222,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         self.abandon_shm();
         // The parts of the buffers were dropped before.
         self.stage_of.clear();
-        self.link_stages = Default::default();
+        self.link_stages = LinkStages::default();
         self.staged_collectives.clear();
         let active_ids: Vec<OpId> = self.active_ids.iter().copied().collect();
         for &id in &active_ids {
