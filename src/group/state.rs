@@ -247,7 +247,7 @@ impl Group {
         self.job.as_ref().map(|job| job.driver.statistics()).unwrap_or_default()
     }
 
-    /// Returns the bytes that each open link has carried on this rank, in all groups. Collectives in shared memory use none.
+    /// Returns the bytes that each open link has carried, by peer, in all groups. Collectives in shared memory use no links.
     pub fn link_bytes(&self) -> Vec<LinkBytes> {
         let job = self.job.as_ref();
         job.map(|job| job.driver.core().link_driver.link_bytes().collect()).unwrap_or_default()

@@ -266,7 +266,7 @@ impl Scatter {
         Scatter { root: self.root, parts: count }
     }
 
-    /// Takes separate inputs. Only the root's input is used: it has `counts[r]` elements for rank r. All ranks pass the same.
+    /// Takes separate inputs. Only the root's is used: it has `counts[r]` elements for rank r. All ranks pass the same counts.
     pub fn counts(self, counts: &[usize]) -> Scatter<Vec<usize>> {
         Scatter { root: self.root, parts: counts.to_vec() }
     }

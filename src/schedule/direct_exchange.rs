@@ -24,7 +24,7 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
     add_all_gather(Schedule::default(), world, rank, partition)
 }
 
-/// Creates a two-shot all-reduce: a reduce-scatter, then an all-gather. Chunks come from their owners, so all bits are equal.
+/// Creates a two-shot all-reduce: a reduce-scatter, then an all-gather from the owners of chunks, so all bits are equal.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let partition = Partition::even(count, world);
     add_all_gather(reduce_scatter(world, rank, &partition), world, rank, &partition)

@@ -135,7 +135,7 @@ impl SharedSlots {
     }
 }
 
-/// Returns a two-shot reduction: each rank reduces one chunk of each block. The last one, which may be shorter, is a phase.
+/// Returns a two-shot reduction: each rank reduces one chunk of each block. The last block may be shorter: it has its own phase.
 fn two_shot(count: usize, root: Option<Rank>, slots: SharedSlots) -> Program {
     // Some chunks are one element longer than others. A very short slot has no space for all chunks but the own.
     let (slot_len, ranks) = (slots.slot_len, slots.world.as_usize());

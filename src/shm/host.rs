@@ -41,7 +41,7 @@ const PASSED_BYTES_MIN: usize = 256;
 const PASSED_BYTES: usize = 256 << 10;
 /// The same with many ranks.
 const SHORT_PASSED_BYTES: usize = 64 << 10;
-/// The bytes of cells that ranks with long arenas populate together, and of arenas; more if an eighth of each arena is more.
+/// Ranks with long arenas populate so many bytes of cells together, and of arenas, but at least an eighth of each.
 const POPULATED_BYTES: usize = 16 << 20;
 /// The most ranks of a host with long arenas. With more ranks, their memory would be too large.
 const RANKS_WITH_LONG_ARENAS_MAX: usize = 8;

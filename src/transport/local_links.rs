@@ -342,8 +342,8 @@ impl<M: SegmentMemory> LocalLink<M> {
         left - self.header_left
     }
 
-    /// Reads the header of the next frame. Unless it is a credit frame, [`LinkTransport::receive`] returns it. Receive it before
-    /// this rank sleeps, because the signals no longer tell of this header.
+    /// Reads the header of the next frame. If it is no credit frame, [`LinkTransport::receive`] returns it later. Call that
+    /// before this rank sleeps, because the signals no longer tell of this header.
     #[cold]
     fn take_credit<S: SocketTransport>(&mut self, context: &mut LinkContext<'_, S, M>) -> NextFrame {
         let mut header = [0; HEADER_BYTES];

@@ -63,7 +63,7 @@ impl LinkStages {
         Ok(())
     }
 
-    /// Takes a stage that has work: the first one of a queue, if its operation can begin, or an exchange without one.
+    /// Takes a stage with work: the first one of a queue, if its operation can begin, or an exchange that begins none.
     pub(super) fn take_next(&mut self) -> Option<(BlockId, LinkStage)> {
         let stages = &self.stages;
         let is_ready = |group: u32, block: &BlockId| {

@@ -16,7 +16,7 @@ pub(super) const HEADERS: u64 = 2 * LEAD_MAX;
 /// The distance between the headers of two rounds. They are not next to each other: a processor that reads a header may also
 /// fetch the next lines, while another rank writes them. An odd number, so that all headers are used.
 pub(super) const HEADER_STEP: u64 = 37;
-/// The maximum length in bytes of a payload that directly follows its header. 16 bytes are in the line of the header.
+/// The maximum length in bytes of a payload that directly follows its header; up to 16 are in its cache line.
 pub(super) const INLINE_PAYLOAD_BYTES_MAX: usize = UNIT_BYTES - POST_HEADER_BYTES;
 /// The length in bytes of a cell, which contains one payload.
 pub const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
